@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from brorl_jax.main.text_policy import load
+  from brorl_jax.main.sample import load
   from brorl_jax.rollout.sampler import sample
   from brorl_jax.verdicts.domains import verify
 
@@ -23,7 +23,7 @@ __all__ = ["load", "sample", "verify"]
 # Loaded when they are used: jax takes seconds, and a worker of the verifiers
 # imports this package without it.
 _WHERE = {
-  "load": "brorl_jax.main.text_policy",
+  "load": "brorl_jax.main.sample",
   "sample": "brorl_jax.rollout.sampler",
   "verify": "brorl_jax.verdicts.domains",
 }

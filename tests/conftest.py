@@ -40,9 +40,9 @@ names = [
 ]
 jaxtyping.install_import_hook(names, "beartype.beartype")
 
-from brorl_jax.main import programs
+from brorl_jax import main
 
-programs.keep(None)
+main.keep_programs(None)
 
 
 @pytest.fixture(autouse=True, scope="module")

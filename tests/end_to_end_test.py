@@ -115,7 +115,7 @@ def numbers(workdir):
     name: [
       keep(line)
       for line in metrics.read_lines(workdir / name)
-      if not events.of_process(line)
+      if line.get("event") not in events.OF_PROCESS
     ]
     for name in files
   }

@@ -26,7 +26,7 @@ class DomainConfig(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield "weight", self.weight >= 0.0, "0 or positive"
+    yield from self.at_least(0, "weight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,25 +90,22 @@ class DataConfig(Section):
   )
   heldout_files: tuple[str, ...] = setting(
     (),
-    "Held-out data, in the same formats. Without any, one example in "
-    "heldout_one_in of `files` is held out, chosen by a hash of its text. "
-    "--mode=evaluate needs only these.",
+    "Held-out data, in the same formats. (): one example in heldout_one_in of "
+    "`files`, chosen by a hash of its text. --mode=evaluate needs only these.",
   )
   fields: str = setting(
     "",
-    "Renames columns of the files: 'prompt:question,answer:solution' reads the "
-    "prompt from column `question`. 'answer:reward_model.ground_truth' reads "
-    "from inside an object.",
+    "Columns with other names: 'prompt:question,answer:reward_model.truth' "
+    "reads the prompt from column `question` and the answer inside an object.",
   )
   domain: str = setting("", "Domain of lines without a `domain` field.")
   puzzles: bool = setting(
     False,
-    "Mix generated puzzles with the files, by the weights of the domains. "
-    "Without files all prompts are puzzles.",
+    "Mix generated puzzles with the files. Without files all are puzzles.",
   )
   system: str = setting("", "System message of every prompt that has none.")
   heldout_one_in: int = setting(
-    10, "Hold out one example in this many, if heldout_files is empty."
+    10, "One example in this many is held out, without heldout_files."
   )
   skip_bad: bool = setting(
     False,
@@ -138,8 +135,6 @@ class DataConfig(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    for field in ("files", "heldout_files"):
-      good = all(isinstance(p, str) and p for p in getattr(self, field))
-      yield field, good, "paths such as ('a.jsonl', 'b.parquet')"
-    yield "heldout_one_in", self.heldout_one_in >= 2, "at least 2"
+    yield from self.paths("files", "heldout_files")
+    yield from self.at_least(2, "heldout_one_in")
     yield from self.at_least(1, "prompt_tokens")

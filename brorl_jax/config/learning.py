@@ -18,22 +18,19 @@ class Reward(Section):
   verifier: tuple[str, ...] = setting(
     (),
     "Your own reward functions, 'file.py:function' or "
-    "'package.module:function', of (response, example) or (responses, example, "
-    "step); see brorl_jax/verdicts/own.py. They score every line of "
-    "data.files, for all domains; several are added. Without any, each domain "
-    "has its own verifier.",
+    "'package.module:function', see brorl_jax/verdicts/own.py. They score all "
+    "lines of data.files; the results of several are added. (): the verifier "
+    "of each domain.",
   )
   timeout_s: float = setting(
     60.0,
-    "Time limit of one call of these functions, in wall time: a call may wait "
-    "for a network.",
+    "Time limit of one call of these functions, which may wait for a network.",
     unit="seconds",
   )
   code_test_s: float = setting(
     5.0,
     "Time limit of a program per test, if its example has no time_limit. Sleep "
-    "counts, waiting for a CPU does not. Public data sets allow 1 to 10 "
-    "seconds.",
+    "counts, waiting for a CPU does not.",
     unit="CPU-seconds",
   )
   code_total_s: float = setting(
@@ -42,14 +39,13 @@ class Reward(Section):
   allow_inner: bool = setting(
     False,
     "Run programs even if bubblewrap is missing or may not create namespaces. "
-    "Programs can then see which files exist, and those that use threads or "
-    "files fail.",
+    "Programs then see which files exist; threads and files fail.",
   )
   truncated_factor: float = setting(
     1.0,
     "Factor on the reward of a truncated response; 1: unchanged. Released "
-    "scripts (stop-properly coefficient) and our presets of language models "
-    "have 0. Here a right answer of 6 tokens always ends.",
+    "scripts (stop-properly coefficient) and the presets of language models "
+    "have 0.",
     source="unknown",
     phased=True,
   )
@@ -73,8 +69,8 @@ class Reward(Section):
   )
   length_steps: tuple[int, ...] = setting(
     (100, 500),
-    "Steps with and without the cosine reward, in turn; (1, 0): always on. "
-    "Stated by ProRL v2.",
+    "Steps with and without the cosine reward, in turn (ProRL v2); (1, 0): "
+    "always with it.",
     unit="steps",
     source="stated",
     phased=True,
@@ -107,8 +103,7 @@ class Reward(Section):
     yield "truncated_factor", good, "between 0 and 1"
     good = self.length_min <= self.length_max
     yield "length_min", good, f"at most length_max = {self.length_max}"
-    yield "length_weight", self.length_weight >= 0.0, "0 or positive"
-    yield "overlong_weight", self.overlong_weight >= 0.0, "0 or positive"
+    yield from self.at_least(0, "length_weight", "overlong_weight")
     steps = self.length_steps
     good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0
@@ -121,22 +116,18 @@ class Advantage(Section):
 
   kind: str = setting(
     "tokens",
-    "REINFORCE++-baseline, whitened over 'tokens' (as in the released code) or "
-    "'trajectories' (as in the paper's formula); 'grpo'; 'centered': the "
-    "reward minus the mean of its group; 'leave_one_out': minus the mean of "
-    "the other rollouts (RLOO); 'maxrl': minus the mean, divided by the mean; "
-    "'pass_at_k': the gradient of pass@k, see k. Your own function is "
-    "'file.py:function' or 'package.module:function', from (reward [P,N], "
-    "valid [P,N], length [P,N]) to advantages [P,N] in jax.numpy. Dr. GRPO is "
-    "'centered' with loss.mean = 'constant'.",
+    "REINFORCE++-baseline, whitened over 'tokens' (released code) or "
+    "'trajectories' (formula of the paper); 'grpo'; 'centered': reward - group "
+    "mean; 'leave_one_out' (RLOO): - mean of the others; 'maxrl': (reward - "
+    "mean) / mean; 'pass_at_k': see k. Your own function, 'file.py:function', "
+    "maps (reward, valid, length), each [P,N], to advantages [P,N].",
     source="stated",
     phased=True,
   )
   k: int = setting(
     4,
-    "Of 'pass_at_k': samples of which one must be right. The largest useful "
-    "value is a quarter of the fewest rollouts of a prompt, n or rounds[0]: "
-    "with more, most groups hold no k wrong ones, and carry no gradient.",
+    "Of 'pass_at_k': samples of which one must be right. At most a quarter of "
+    "n or rounds[0] is useful: with more, most groups have no gradient.",
     phased=True,
   )
 
@@ -146,32 +137,24 @@ class Advantage(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Loss(Section):
-  """The surrogate loss, its clip, and the correction for the sampler.
-
-  A correction weights tokens by the ratio of trainer to sampler: 'truncated'
-  (TIS), 'banded' (IcePop), 'sequence' (keeps or drops whole rollouts by the
-  geometric mean of their ratios), or 'none'.
-  """
+  """The surrogate loss, its clip, and the correction for the sampler."""
 
   kind: str = setting(
     "ppo",
-    "'ppo' clips the ratio of each token. 'gspo' has one ratio per sequence; "
-    "its clip is about 3e-4. 'cispo' clips the weight of each token's gradient "
-    "and drops no token; its paper has clip_low = 1. 'reinforce' has no ratio "
-    "and no clip. Your own function is 'file.py:function' or "
-    "'package.module:function', from (logp [B,T], logp_old [B,T], advantage "
-    "[B], mask [B,T], **options) to the loss of each token [B,T] or sequence "
-    "[B] in jax.numpy. It receives those of the options clip_low and clip_high "
-    "that it names.",
+    "'ppo' clips the ratio of each token; 'gspo' that of the sequence, with a "
+    "clip of about 3e-4; 'cispo' the weight of each token's gradient, with "
+    "clip_low = 1; 'reinforce' has no ratio. Your own function, "
+    "'file.py:function', maps (logp [B,T], logp_old [B,T], advantage [B], mask "
+    "[B,T], and clip_low, clip_high if it names them) to losses [B,T] or [B].",
     source="stated",
     phased=True,
   )
   mean: Literal["token", "sequence", "prompt", "constant"] = setting(
     "token",
-    "What has equal weight in the mean: every 'token' (DAPO; with 'gspo' every "
-    "sequence), every 'sequence' (GRPO), or every 'prompt'. 'constant' divides "
-    "the sum over tokens by sampling.max_new_tokens for all sequences (Dr. "
-    "GRPO). KL and entropy are always means over tokens.",
+    "What has equal weight: every 'token' (DAPO; with 'gspo' every sequence), "
+    "'sequence' (GRPO) or 'prompt'. 'constant' divides sums over tokens by "
+    "max_new_tokens (Dr. GRPO, with advantage.kind = 'centered'). KL and "
+    "entropy are always means over tokens.",
     source="unknown",
     phased=True,
   )
@@ -204,18 +187,17 @@ class Loss(Section):
   correction_range: tuple[float, ...] = setting(
     (),
     "Smallest and largest ratio: 'truncated' lowers what is larger, the others "
-    "drop what is outside. (): the usual ones, (0, 2) for 'truncated', and "
-    "those of released scripts, (0.5, 5) for 'banded' and (0.999, 1.002) for "
-    "'sequence'.",
+    "drop what is outside. (): (0, 2) for 'truncated', (0.5, 5) for 'banded', "
+    "(0.999, 1.002) for 'sequence'.",
     source="unknown",
     phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:
     good = 0.0 < self.clip_low <= 1.0
-    yield "clip_low", good, "above 0 and at most 1 (no bound)"
+    yield "clip_low", good, "above 0 and at most 1; 1 is no lower end"
     yield "clip_high", self.clip_high > 0.0, "positive"
-    yield "entropy_weight", self.entropy_weight >= 0.0, "0 or positive"
+    yield from self.at_least(0, "entropy_weight")
     ratios = self.correction_range
     good = len(ratios) in (0, 2) and not any(of_kind(x, float) for x in ratios)
     yield "correction_range", good, "two numbers, or ()"
@@ -243,8 +225,7 @@ class Reference(Section):
   reset_every: int = setting(
     300,
     "Steps after which the policy becomes the reference; 0: never. ProRL v2 "
-    "has 200 to 500. The runs of 30 to 60 steps have no reset; those of the "
-    "language models in presets.py have two.",
+    "has 200 to 500.",
     unit="steps",
     source="unknown",
     phased=True,
@@ -259,7 +240,7 @@ class Reference(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield "kl_weight", self.kl_weight >= 0.0, "0 or positive"
+    yield from self.at_least(0, "kl_weight")
     for field in ("reset_every", "reset_stalled"):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: never"
@@ -271,15 +252,15 @@ class Optim(Section):
 
   minibatches: int = setting(
     2,
-    "Optimizer updates per step, each on whole groups, for every N. BroRL "
-    "states only that both of its runs have the same number; ProRL has 4.",
+    "Optimizer updates per step, each on whole groups. Both runs of BroRL have "
+    "the same number; ProRL has 4.",
     source="unknown",
     phased=True,
   )
   rows: int = setting(
     32,
-    "Rows of a block, at most. It holds distinct rollouts of one prompt, and "
-    "padding. 0: 8, or as few as fit into memory.",
+    "Most rows of a block: distinct rollouts of one prompt, and padding. 0: 8, "
+    "or as few as fit into memory.",
     phased=True,
   )
   blocks: int = setting(
@@ -290,15 +271,14 @@ class Optim(Section):
   )
   lr: float = setting(
     3e-4,
-    "Learning rate after the warm-up. BroRL states only that it grows with "
-    "the square root of the samples.",
+    "Learning rate after the warm-up. BroRL does not state it.",
     source="unknown",
     phased=True,
   )
   lr_samples: int = setting(
     0,
-    "Samples per step for which lr is meant; the rate grows with the square "
-    "root of sampling.samples / lr_samples (BroRL). 0: lr is used as it is.",
+    "Samples per step for which lr holds; the rate grows with the square root "
+    "of sampling.samples / lr_samples (BroRL). 0: lr as it is.",
     unit="rollouts",
     source="stated",
     phased=True,
@@ -324,8 +304,8 @@ class Optim(Section):
   )
   spike: float = setting(
     0.0,
-    "Skip an update whose gradient's norm is this many standard deviations "
-    "above the mean of the last 128, and twice that mean; 0: off. 6 is common.",
+    "Skip an update whose gradient norm is this many standard deviations above "
+    "the mean of the last 128, and twice that mean; 0: off. 6 is common.",
     unit="standard deviations",
     phased=True,
   )
@@ -335,12 +315,10 @@ class Optim(Section):
     for field in ("rows", "blocks"):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: it follows from the devices"
-    yield "lr", self.lr > 0.0, "positive"
-    yield from self.at_least(0, "warmup", "lr_samples")
+    for field in ("lr", "eps", "max_grad_norm"):
+      yield field, getattr(self, field) > 0.0, "positive"
+    yield from self.at_least(0, "warmup", "lr_samples", "weight_decay")
     for field in ("b1", "b2"):
       good = 0.0 <= getattr(self, field) < 1.0
       yield field, good, "at least 0 and below 1"
-    yield "eps", self.eps > 0.0, "positive"
-    yield "weight_decay", self.weight_decay >= 0.0, "0 or positive"
     yield "spike", self.spike >= 0.0, "positive, or 0: off"
-    yield "max_grad_norm", self.max_grad_norm > 0.0, "positive"

@@ -27,8 +27,8 @@ class RunConfig(Section):
   )
   max_samples: int = setting(
     0,
-    "The run ends with the step at which it has generated so many rollouts, "
-    "those of rejected prompts included; 0: no bound.",
+    "The run ends with the step that reaches this number of rollouts, those of "
+    "rejected prompts included; 0: no bound.",
     unit="rollouts",
     free=True,
   )
@@ -38,15 +38,14 @@ class RunConfig(Section):
   keep_checkpoints: int = setting(
     3,
     "Number of newest checkpoints to keep. The saved step with the best "
-    "held-out score, the earliest of equals, is kept too. Only steps that are "
-    "both saved and evaluated have a score, so let eval.every be a multiple of "
-    "save_every or its divisor. Resets of the reference change nothing.",
+    "held-out score is kept too. Only steps that are both saved and evaluated "
+    "have a score: let eval.every be a multiple or a divisor of save_every.",
     free=True,
   )
   keep_every: int = setting(
     0,
-    "Checkpoints of multiples of this are kept too; 0: none. A way back from "
-    "what is seen late, such as a slow collapse.",
+    "Checkpoints of multiples of this step are kept too, as a way back from a "
+    "slow collapse; 0: none.",
     unit="steps",
     free=True,
   )
@@ -57,17 +56,15 @@ class RunConfig(Section):
   )
   notify: str = setting(
     "",
-    "Command, called with an event of the run as JSON on standard input: "
-    "start, resume, warning, guard, end. The run waits for it, at most 30 s. "
-    "Without a shell; its failure is only told. config.json holds it: no "
-    "passwords. '': none.",
+    "Command that gets events (start, resume, warning, guard, end) as JSON on "
+    "standard input, without a shell. The run waits at most 30 s; a failure is "
+    "only printed. config.json stores the command: no passwords. '': none.",
     free=True,
   )
   pipeline: bool = setting(
     False,
-    "Sample the next step with the parameters before the update. The update "
-    "then runs while the devices wait for verifiers. The step after a "
-    "checkpoint is sampled after the update.",
+    "Sample the next step with the parameters before the update, which then "
+    "runs while verifiers work. The step after a checkpoint is the exception.",
   )
   phases: tuple[Mapping[str, Any], ...] = setting(
     (),
@@ -104,11 +101,10 @@ class PolicyConfig(Section):
 
   checkpoint: str = setting(
     "",
-    "Hugging Face directory or name of a model on the hub. Two policies are "
-    "embedded: '', which answers at once in at most 6 tokens, and "
-    "'embedded:steps', which writes its steps first. --mode=evaluate also "
-    "accepts a run folder or one of its checkpoints; --mode=export accepts "
-    "only those two.",
+    "Hugging Face directory or name of a model on the hub. Embedded are '', "
+    "which answers at once in at most 6 tokens, and 'embedded:steps', which "
+    "writes its steps first. --mode=evaluate and --mode=export accept a run "
+    "folder or one of its checkpoints.",
   )
   chat_template: str = setting(
     "",
@@ -118,8 +114,7 @@ class PolicyConfig(Section):
   dtype: Literal["float32", "bfloat16", "auto"] = setting(
     "float32",
     "Precision of activations. Parameters and losses are float32. 'auto' is "
-    "float32 on a CPU and bfloat16 elsewhere. A run records which it is and "
-    "keeps it.",
+    "float32 on a CPU and bfloat16 elsewhere; a run keeps its first choice.",
     evaluated=True,
   )
 
@@ -133,23 +128,23 @@ class Meshed(Section):
 
   mesh_data: int = setting(
     1,
-    "Copies of the training state, each over all devices of the other axes; "
-    "with several slices of TPUs a multiple of their number.",
+    "Copies of the training state, each on all devices of the other axes; on "
+    "several TPU slices a multiple of their number.",
   )
   mesh_fsdp: int = setting(
     -1,
-    "Rows that the training state of a copy is cut over; -1: as many as the "
-    "devices make.",
+    "Rows among which a copy of the training state is divided; -1: as many as "
+    "there are.",
   )
   mesh_tensor: int = setting(
     1,
-    "Devices of a row that heads, key/value heads, vocabulary, feed-forward "
-    "and experts are cut over.",
+    "Devices of a row among which heads, key/value heads, vocabulary, "
+    "feed-forward and experts are divided.",
   )
   mesh_expert: int = setting(
     1,
-    "The same but for key/value heads, so that a row may have more devices "
-    "than there are of these.",
+    "The same without key/value heads, of which there may be fewer than "
+    "devices.",
   )
 
   @property
@@ -175,20 +170,20 @@ class Devices(Meshed):
 
   memory_bytes: int = setting(
     0,
-    "Memory of one device; 0: ask the device. With a number, --mode=plan can "
-    "plan for more devices than this machine has; it assumes accelerators.",
+    "Memory of one device; 0: ask the device. With a number, --mode=plan plans "
+    "for more accelerators than this machine has.",
     unit="bytes",
   )
   remat: Literal["layer", "products", "nothing"] = setting(
     "layer",
-    "What the backward pass recomputes. 'layer' keeps only the input of each "
-    "layer; 'products' also keeps the results of matrix products; 'nothing' "
-    "keeps everything. On a CPU 'products' is 5 to 10 % faster in float32.",
+    "What the backward pass recomputes. 'layer' keeps the input of each layer; "
+    "'products' also the results of matrix products, 5 to 10 % faster on a "
+    "CPU; 'nothing' keeps everything.",
   )
   offload: Literal["nothing", "reference", "moments"] = setting(
     "nothing",
-    "What stays in host memory between uses: the 'reference' policy, or with "
-    "'moments' the optimizer's moments too.",
+    "What is in host memory between uses: the 'reference' policy, or with "
+    "'moments' also the optimizer's moments.",
   )
 
   def rules(self) -> Iterator[Rule]:
@@ -222,7 +217,7 @@ class Eval(Section):
     good = self.temperature >= 0.0
     yield "temperature", good, "positive, or 0: greedy"
     good = 0.0 < self.top_p <= 1.0
-    yield "top_p", good, "above 0 and at most 1 (off)"
+    yield "top_p", good, "above 0 and at most 1; 1 is off"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,15 +230,14 @@ class Guard(Section):
 
   entropy_low: float = setting(
     0.1,
-    "Warn below this times the usual entropy of the rollouts; 0: never. With "
-    "answers of six tokens it went down to .3 in 30 steps, and with N = 16 to "
-    ".2 in 60.",
+    "Warn below this fraction of the usual entropy of rollouts; 0: never. With "
+    "six-token answers it fell to 0.3 in 30 healthy steps.",
     free=True,
   )
   kl: float = setting(
     1.0,
-    "Warn above this KL to the reference; 0: never. 24 to 60 healthy steps "
-    "have up to .35, the learning rate above 7.",
+    "Warn above this KL to the reference; 0: never. 60 healthy steps had up to "
+    "0.35, and a learning rate that was too high had 7.",
     unit="nats per token",
     free=True,
   )
@@ -252,15 +246,14 @@ class Guard(Section):
   )
   score_drop: float = setting(
     0.1,
-    "Warn if the held-out score is this much below the best one while the mean "
-    "reward is higher than it was then; 0: never. The 95 % interval of 480 "
-    "prompts is .04.",
+    "Warn if the held-out score is this much below its best while the mean "
+    "reward rose; 0: never. Of 480 prompts the 95 % interval is 0.04.",
     free=True,
   )
   end_after: int = setting(
     0,
-    "End the run if a number has been beyond its bound for so many steps in a "
-    "row; 0: only warn. The step is saved before.",
+    "End the run, after saving, when a number was beyond its bound for this "
+    "many steps in a row; 0: only warn.",
     unit="steps",
     free=True,
   )
@@ -280,8 +273,7 @@ class Theory(Section):
   prompts: int = setting(
     2,
     "Prompts per step, each with its 16 most probable responses of at most 128 "
-    "tokens; 0: the theorem is not measured. 2 x 16 answers of 6 tokens cost "
-    "less than 2 % of a step.",
+    "tokens; 0: the theorem is not measured. 2 cost less than 2 % of a step.",
     unit="prompts",
   )
 

@@ -24,49 +24,45 @@ class Sampling(Section):
   )
   samples: int = setting(
     8192,
-    "Rollouts per step in training, a multiple of n; with `rounds` the most of "
-    "its kept prompts. BroRL: 128 x 512.",
+    "Rollouts per step in training, a multiple of n; with `rounds` an upper "
+    "bound. BroRL: 128 x 512.",
     unit="rollouts",
     phased=True,
   )
   rounds: tuple[int, ...] = setting(
     (),
-    "A prompt gets rollouts in rounds until right and wrong ones suffice: its "
-    "number after each round, such as (16, 64, 256, 512), ascending multiples "
-    "of the first, which share a place on the devices, up to n. Every prompt "
-    "weighs the same, and a stop biases that a little. Empty: all prompts get "
-    "n.",
+    "Rollouts of a prompt after each round, such as (16, 64, 256, 512): "
+    "multiples of the first, up to n. A prompt stops when it has enough right "
+    "and wrong ones. Every prompt has the same weight. (): all get n.",
     unit="rollouts",
     phased=True,
   )
   stop_right: int = setting(
     4,
-    "Of rounds: right rollouts that suffice. The fewer, the more a prompt's "
-    "weight depends on its pass rate (2.1 times too large at p = .01 with 1, "
-    "1.2 times with 4, for n = 1,024 in rounds of 16, 64, 256 and all).",
+    "Right rollouts after which a prompt of rounds stops. With fewer its "
+    "weight depends more on its pass rate: at a rate of 1 % it is 2.1 times "
+    "too large with 1, and 1.2 times with 4 (rounds of 16, 64, 256, 1,024).",
     unit="rollouts",
     phased=True,
   )
   stop_wrong: int = setting(
     4,
-    "Of rounds: wrong rollouts that suffice. 0: a prompt that is always right "
-    "ends with its first round.",
+    "Wrong rollouts after which a prompt of rounds stops. 0: a prompt that is "
+    "always right ends with its first round.",
     unit="rollouts",
     phased=True,
   )
   in_flight: int = setting(
     4096,
     "Rollouts whose prompts are on the devices at one time, a multiple of n, "
-    "or of rounds[0]. A finished prompt is replaced by the next. 0: 2,048 for "
-    "each row of the mesh, in whole prompts, or fewer if a step has fewer.",
+    "or of rounds[0]. 0: 2,048 for each row of the mesh, or all of a step.",
     unit="rollouts",
     phased=True,
   )
   slots: int = setting(
     128,
     "Rollouts of a prompt that decode together, at most n; 0: as many as fit "
-    "in memory. With responses of a few tokens 128 slots make 1.36 times as "
-    "many tokens per second as 512.",
+    "in memory. Short responses are 1.36 times as fast with 128 as with 512.",
     phased=True,
   )
   lanes: int = setting(
@@ -76,9 +72,8 @@ class Sampling(Section):
   )
   int8_cache: bool = setting(
     False,
-    "Store keys and values of responses as int8 instead of policy.dtype. With "
-    "bfloat16 twice as many slots fit. It is not exact: policy/logp_gap_max "
-    "grows.",
+    "Store keys and values of responses as int8. Twice as many slots fit as "
+    "with bfloat16. It is not exact: policy/logp_gap_max grows.",
     evaluated=True,
   )
   max_new_tokens: int = setting(
@@ -90,17 +85,15 @@ class Sampling(Section):
   )
   mean_tokens: int = setting(
     0,
-    "Mean response, for which accelerators plan their slots: a slot holds what "
-    "its rollout has written. If responses are longer, some rollouts wait or "
-    "begin again, which changes none of them. 0: max_new_tokens, for which all "
-    "slots have room.",
+    "Expected mean response, for which accelerators reserve memory. If "
+    "responses are longer, some rollouts wait or begin again, with the same "
+    "result. 0: max_new_tokens.",
     unit="tokens",
     phased=True,
   )
   temperature: float = setting(
     1.0,
-    "Sampling temperature. At 1 the sampler draws from the distribution that "
-    "the trainer has.",
+    "Sampling temperature. At 1 the sampler's distribution is the trainer's.",
     source="unknown",
     phased=True,
   )
@@ -161,12 +154,10 @@ class Filter(Section):
 
   keep: str = setting(
     "differ",
-    "'differ' keeps groups whose rewards are not all equal. 'solved' keeps "
-    "groups in which some rewards are 1 and some are not. 'all' keeps every "
-    "group: no dynamic sampling. For rewards of 0 and 1 the first two agree; "
-    "for others the papers do not say which they use. Your own function is "
-    "'file.py:function' or 'package.module:function', from (reward [P,N], "
-    "valid [P,N]) to a mask [P] in jax.numpy.",
+    "'differ': groups whose rewards are not all equal; 'solved': groups with "
+    "some rewards of 1 and others; 'all': no dynamic sampling. For rewards of "
+    "0 and 1 the first two are the same. Your own function, "
+    "'file.py:function', maps (reward [P,N], valid [P,N]) to a mask [P].",
     source="unknown",
     phased=True,
   )

@@ -102,6 +102,12 @@ class Section:
       must = "0 or positive" if least == 0 else f"at least {least}"
       yield name, getattr(self, name) >= least, must
 
+  def paths(self, *names: str) -> Iterator[Rule]:
+    """The rule that each of these fields is a tuple of paths."""
+    for name in names:
+      good = all(isinstance(p, str) and p for p in getattr(self, name))
+      yield name, good, "paths such as ('a.jsonl', 'b.parquet')"
+
 
 def of_kind(value: Any, kind: Any) -> str:
   """What a value of a field of this type must be; "" if it is."""

@@ -1,4 +1,4 @@
-"""Supervised training of a checkpoint; read by main/warmup.py.
+"""Supervised training of a checkpoint; read by main/train.py.
 
 Fields that training has too have the same names here.
 """
@@ -22,16 +22,16 @@ class Pairs(Section):
   )
   heldout_files: tuple[str, ...] = setting(
     (),
-    "Held-out files. Without any, one prompt in heldout_one_in of `files` is "
-    "held out, chosen by the same hash as in a run.",
+    "Held-out files. (): one prompt in heldout_one_in of `files`, chosen by "
+    "the same hash as in a run.",
   )
   heldout_one_in: int = setting(
-    20, "Hold out one prompt in this many, without heldout_files."
+    20, "One prompt in this many is held out, without heldout_files."
   )
   fields: str = setting(
     "",
-    "Renames columns of the files: 'prompt:question,response:solution' reads "
-    "the prompt from column `question`.",
+    "Columns with other names: 'prompt:question' reads the prompt from column "
+    "`question`.",
   )
   skip_bad: bool = setting(
     False,
@@ -41,10 +41,8 @@ class Pairs(Section):
   system: str = setting("", "System message of every prompt that has none.")
 
   def rules(self) -> Iterator[Rule]:
-    for field in ("files", "heldout_files"):
-      good = all(isinstance(p, str) and p for p in getattr(self, field))
-      yield field, good, "paths such as ('a.jsonl', 'b.parquet')"
-    yield "heldout_one_in", self.heldout_one_in >= 2, "at least 2"
+    yield from self.paths("files", "heldout_files")
+    yield from self.at_least(2, "heldout_one_in")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,7 @@ class Descent(Section):
   epochs: int = setting(2, "Passes over all pairs.")
   row_tokens: int = setting(
     2048,
-    "Tokens per row. Pairs are packed side by side in rows; a row must hold "
-    "the longest pair.",
+    "Tokens per row. Pairs share rows; a row must hold the longest pair.",
     unit="tokens",
   )
   rows: int = setting(
@@ -87,13 +84,12 @@ class Descent(Section):
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "epochs", "rows", "microbatches")
     yield from self.at_least(2, "row_tokens")
-    yield from self.at_least(0, "warmup")
+    yield from self.at_least(0, "warmup", "weight_decay")
     for field in ("lr", "eps", "max_grad_norm"):
       yield field, getattr(self, field) > 0.0, "positive"
     for field in ("b1", "b2"):
       good = 0.0 <= getattr(self, field) < 1.0
       yield field, good, "at least 0 and below 1"
-    yield "weight_decay", self.weight_decay >= 0.0, "0 or positive"
 
 
 @dataclasses.dataclass(frozen=True)

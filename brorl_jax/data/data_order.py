@@ -47,13 +47,12 @@ class Order:
       seed: Any number >= 0.
 
     Raises:
-      ValueError: Names the source if a size or weight is out of range or
-        missing, or if no weight is positive.
+      ValueError: A size or weight is out of range, or no weight is positive.
     """
     if seed < 0:
       raise ValueError(f"seed = {seed}: use a number >= 0")
-    for name in {*sizes, *weights}:
-      _refuse_source(name, sizes, weights)
+    for name in sizes:
+      _refuse_source(name, sizes[name], weights[name])
     # Sorted, so that the order of a config's lines does not matter.
     drawn = sorted(name for name in sizes if weights[name] > 0)
     if not drawn:
@@ -74,19 +73,17 @@ class Order:
     return cast(tuple[str, int], self._mixed[i])
 
   def fingerprint(self, data: Mapping[str, str]) -> dict[str, str]:
-    """What affects the order and its examples, to be saved with a run.
+    """What affects the order and its examples, for `refuse_changes`.
 
     Args:
       data: A digest of each source's examples, or of its generator.
-
-    Returns:
-      A value for each name, for `refuse_changes`.
     """
     first = [self[i] for i in range(_PINNED)]
+    amount = lambda n: "unbounded" if n is None else f"{n} examples"
     return {
       "seed": str(self._seed),
       **{
-        f"source {name}": f"{_amount(size)}, weight"
+        f"source {name}": f"{amount(size)}, weight"
         f" {float(self._weights[name])!r}, digest {data[name]}"
         for name, size in sorted(self._sizes.items())
       },
@@ -113,10 +110,6 @@ def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
       )
 
 
-def _amount(size: int | None) -> str:
-  return "unbounded" if size is None else f"{size} examples"
-
-
 def _source(name: str, size: int | None, seed: int) -> grain.MapDataset:
   numbers = grain.MapDataset.range(size or _UNBOUNDED)
   if size is not None:
@@ -127,13 +120,7 @@ def _source(name: str, size: int | None, seed: int) -> grain.MapDataset:
   return numbers.repeat().map(lambda element: (name, element))
 
 
-def _refuse_source(
-  name: str, sizes: Mapping[str, int | None], weights: Mapping[str, float | int]
-) -> None:
-  if name not in weights or name not in sizes:
-    missing = "weight" if name not in weights else "size"
-    raise ValueError(f"source {name!r}: its {missing} is missing; add it")
-  size, weight = sizes[name], weights[name]
+def _refuse_source(name: str, size: int | None, weight: float | int) -> None:
   # Grain shuffles with 32-bit numbers.
   if size is not None and not 1 <= size < 2**31:
     raise ValueError(f"source {name!r} has {size} examples; use 1 to 2**31 - 1")

@@ -62,8 +62,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.data import files, records, schema
-from brorl_jax.data.records import DataError, Place
+from brorl_jax.data import files, schema
+from brorl_jax.data.files import DataError, Place
 from brorl_jax.data.schema import PLAIN, Form
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Example, Field, Verdict
@@ -110,7 +110,6 @@ def read(
   beside: Sequence[str] = (),
   domains: Mapping[str, Domain],
   skip_bad: bool = False,
-  progress: Callable[[int], None] | None = None,
 ) -> Data:
   """Reads all examples of some files.
 
@@ -121,7 +120,6 @@ def read(
     domains: The domains that records may name.
     skip_bad: Leave bad records out and list them in `skipped`, instead of
       raising at the first.
-    progress: Called after each example with the number so far.
 
   Raises:
     DataError: A record is bad and `skip_bad` is not set, a file cannot be read,
@@ -134,7 +132,7 @@ def read(
   names = files.names([*inputs, *(files.find(beside) if beside else ())])
   for file in inputs:
     name = names[os.path.abspath(file.path)]
-    for line, record in records.read(file.path, nulls=form.sole is not None):
+    for line, record in files.read(file.path, nulls=form.sole is not None):
       place = Place(file.path, line)
       try:
         if isinstance(record, Refused):
@@ -145,9 +143,6 @@ def read(
         if not skip_bad:
           raise DataError(str(bad)) from refused
         skipped.append(bad)
-        continue
-      if progress:
-        progress(len(reader.examples))
   if not reader.examples:
     raise DataError(
       f"all {len(skipped)} records are unusable; the first: {skipped[0]}"
@@ -173,54 +168,38 @@ class Reader:
   def add(
     self, record: Mapping, place: Place, source: str, name: str = ""
   ) -> None:
-    """Adds the example of a record.
-
-    Args:
-      source: Default of its field "source".
-      name: Default of its id; "": the id is required.
+    """Adds the example of a record, see `schema.example`.
 
     Raises:
       Refused: The record is bad, its id is taken, or an earlier example has
         the same prompt and another answer. Nothing is added.
       DataError: Its verifier is not installed.
     """
+    fixed = {"domains": self._domains, "form": self._form}
     try:
-      example = schema.example(
-        record,
-        source=source,
-        domains=self._domains,
-        form=self._form,
-        name=name,
-      )
+      example = schema.example(record, source=source, name=name, **fixed)
     except ImportError as error:
       # Not an error of the record, so never skipped.
       raise DataError(f"{place}: cannot be checked: {error}") from error
     if example.id in self._ids:
+      other = self._ids[example.id]
       raise Refused(
-        "id",
-        f"{example.id!r} is also the id of {self._ids[example.id]}; make ids"
-        " unique",
+        "id", f"{example.id!r} is also the id of {other}; make ids unique"
       )
     first = self._asked.setdefault(_asked(example), len(self.examples))
-    if first < len(self.examples):
-      self._refuse_other_answer(example, first)
+    domain = self._domains.get(example.domain)
+    if first < len(self.examples) and domain is not None and domain.one_answer:
+      other = self.examples[first]
+      a, b = example.entry["answer"], other.entry.get("answer")
+      if other.domain == example.domain and a != b:
+        raise Refused(
+          "answer",
+          f"{show(a)}, but {self.places[first]} has the same prompt and"
+          f" {show(b)}; keep one",
+        )
     self._ids[example.id] = place
     self.examples.append(example)
     self.places.append(place)
-
-  def _refuse_other_answer(self, example: Example, first: int) -> None:
-    other = self.examples[first]
-    domain = self._domains.get(example.domain)
-    one_answer = domain is not None and domain.one_answer
-    if not one_answer or other.domain != example.domain:
-      return
-    a, b = example.entry["answer"], other.entry["answer"]
-    if a != b:
-      raise Refused(
-        "answer",
-        f"{show(a)}, but {self.places[first]} has the same prompt and"
-        f" {show(b)}; keep one",
-      )
 
 
 def fit(
@@ -228,17 +207,7 @@ def fit(
   count_tokens: Callable[[Example], int],
   limit: int,
 ) -> tuple[list[Example], list[Example]]:
-  """Splits examples by whether their prompts fit; keeps the order.
-
-  Args:
-    count_tokens: Number of prompt tokens of an example.
-    limit: Most prompt tokens, at least 1.
-
-  Raises:
-    ValueError: The limit is less than 1.
-  """
-  if limit < 1:
-    raise ValueError(f"limit = {limit} tokens; use a number >= 1")
+  """Splits examples, in order, by whether their prompts fit into the limit."""
   kept, dropped = [], []
   for example in examples:
     (kept if count_tokens(example) <= limit else dropped).append(example)
@@ -306,17 +275,10 @@ def pair_response(example: Example) -> str:
   return example.entry["response"]
 
 
-def _response_text(value: Any) -> str:
-  return strict_json.text(value, "response")
-
-
 def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
   if "response" not in own:
-    raise Refused(
-      "response",
-      "missing; add it, or name its column:"
-      " --config.data.fields=response:COLUMN",
-    )
+    remedy = "add it, or name its column: --config.data.fields=response:COLUMN"
+    raise Refused("response", f"missing; {remedy}")
   return own
 
 
@@ -328,6 +290,6 @@ def _never(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
 _PAIR = Domain(
   name="pairs",
   verify=_never,
-  fields={"response": Field(_response_text)},
+  fields={"response": Field(lambda value: strict_json.text(value, "response"))},
   check_reference=_entry,
 )

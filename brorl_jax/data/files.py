@@ -1,26 +1,38 @@
-"""Finds the files that a config names: files, patterns, folders, hub names.
+"""Files that a config names, and their records.
 
     find("data/*.jsonl")
     find("gsm8k:main/train")       # a folder, one split of it
     find("hub:openai/gsm8k:main/train@refs/convert/parquet")
+    read("data/math.jsonl")        # (line number, record or error), ...
 
 A folder may have the layout of a Hugging Face data set, of `hf download`, or of
-`datasets.save_to_disk`.
+`datasets.save_to_disk`. An error in one line is yielded in its place. An error
+of the whole file (missing, unreadable, a git-lfs pointer) is raised.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import glob
+import itertools
+import json
 import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from brorl_jax.data.records import ENDINGS, DataError
-from brorl_jax.verdicts.strict_json import show
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 
+_COLUMNAR = (".parquet", ".arrow")
+ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
+_BATCH = 64  # rows of parquet in memory at a time
+
+_LFS = b"version https://git-lfs"
 _SPLIT = r"[\w.-]+(?:/[\w.-]+)*"
 _HUB = re.compile(
   rf"hub:([\w.-]+(?:/[\w.-]+)?)(?::({_SPLIT}))?(?:@([\w.-]+(?:/[\w.-]+)*))?"
@@ -32,6 +44,25 @@ _AFTER = "[-./]"
 _SPLITS = re.compile(
   rf"(?:^|/)(train|test|validation|valid|val|dev|eval)(?={_AFTER})"
 )
+
+
+class DataError(ValueError):
+  """Unusable data; one line with file, line, field, error and remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """The place of a record; lines and rows count from 1."""
+
+  file: str
+  line: int
+
+  def __str__(self) -> str:
+    unit = "row" if self.file.endswith(_COLUMNAR) else "line"
+    return f"{self.file}, {unit} {self.line}"
+
+
+# ------------------------------------------------------------------ which files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +108,16 @@ def names(files: Iterable[File]) -> dict[str, str]:
   ending and as many parent folders as distinguish them.
   """
   paths = sorted({os.path.abspath(file.path) for file in files})
-  out: dict[str, str] = {}
-  depth = 0
-  while paths:
-    short = {path: _short(path, depth) for path in paths}
-    taken = list(short.values())
-    last = depth > max(path.count(os.sep) for path in paths)
-    good = [path for path in paths if last or taken.count(short[path]) == 1]
-    out |= {path: short[path] for path in good}
-    paths = [path for path in paths if path not in out]
-    depth += 1
-  return out
-
-
-def _short(path: str, depth: int) -> str:
-  if not depth:
-    return _name(pathlib.Path(path).stem)
-  return "/".join(map(_name, path.split(os.sep)[-depth:]))
+  short = {path: _name(pathlib.Path(path).stem) for path in paths}
+  deepest = max((path.count(os.sep) for path in paths), default=0)
+  for depth in range(1, deepest + 2):
+    taken = collections.Counter(short.values())
+    short |= {
+      path: "/".join(map(_name, path.split(os.sep)[-depth:]))
+      for path, name in short.items()
+      if taken[name] > 1
+    }
+  return short
 
 
 def _name(text: str) -> str:
@@ -131,15 +155,11 @@ def _refuse_file(path: str) -> None:
     raise DataError(f"{path}: file does not exist{remedy}")
   if not os.path.isfile(path):
     raise DataError(f"{path}: not a file; name files, such as {path}/*.jsonl")
-  if path.endswith(ENDINGS):
-    return
-  ending = os.path.splitext(path)[1]
-  remedy = {
-    ".json": "write one object per line into a .jsonl",
-    ".gz": "unpack it",
-    ".zst": "unpack it",
-  }.get(ending, "use .jsonl or .parquet")
-  raise DataError(f"{path}: cannot read {ending or 'no ending'}; {remedy}")
+  if not path.endswith(ENDINGS):
+    ending = os.path.splitext(path)[1]
+    packed = "unpack it" if ending in (".gz", ".zst") else "convert it"
+    remedy = f"{packed} to .parquet, or to .jsonl with one object per line"
+    raise DataError(f"{path}: cannot read {ending or 'no ending'}; {remedy}")
 
 
 def _of_hub(path: str) -> Iterator[File]:
@@ -151,14 +171,10 @@ def _of_hub(path: str) -> Iterator[File]:
     )
   name, split, revision = match.groups()
   folder = _downloaded(name, split or "", revision)
-  converted = ""
-  if revision is None:
-    converted = (
-      "; if the hub has converted it to parquet, use"
-      f" {path}@refs/convert/parquet"
-    )
+  converted = f"if the hub has a copy, use {path}@refs/convert/parquet"
+  remedy = f"; {converted}" if revision is None else ""
   source = name.rpartition("/")[2]
-  return _of_folder(path, folder, split or "", source, converted)
+  return _of_folder(path, folder, split or "", source, remedy)
 
 
 @functools.cache  # one revision per process, even if the branch moves
@@ -168,11 +184,8 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
 
   wanted = [f"*{ending}" for ending in ENDINGS]
   if split:
-    wanted = [
-      f"{above}{split}{_AFTER}*{ending[1:]}"
-      for above in ("", "*/")
-      for ending in ENDINGS
-    ]
+    ways = itertools.product(("", "*/"), ENDINGS)
+    wanted = [f"{above}{split}{_AFTER}*{end[1:]}" for above, end in ways]
   try:
     return huggingface_hub.snapshot_download(
       name, repo_type="dataset", revision=revision, allow_patterns=wanted
@@ -202,9 +215,10 @@ def _of_folder(
     inside = _of_split(given, split, inside)
   splits = sorted({name for path in inside for name in _SPLITS.findall(path)})
   if len(splits) > 1 and not _SPLITS.search(f"/{split}/"):
+    name, at, revision = given.partition("@")
+    one = f"{name}{'/' if split else ':'}{splits[0]}{at}{revision}"
     raise DataError(
-      f"{given}: has the splits {' and '.join(splits)}; name one, such as"
-      f" {_with_split(given, split, splits[0])}"
+      f"{given}: has the splits {' and '.join(splits)}; name one, such as {one}"
     )
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
@@ -213,11 +227,6 @@ def _of_folder(
     )
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
-
-
-def _with_split(given: str, above: str, split: str) -> str:
-  name, at, revision = given.partition("@")
-  return f"{name}{'/' if above else ':'}{split}{at}{revision}"
 
 
 def _inside(folder: pathlib.Path) -> Iterator[str]:
@@ -242,3 +251,137 @@ def _of_split(given: str, split: str, inside: Sequence[str]) -> list[str]:
       f" {above[-1]}{split}"
     )
   return [path for _, path in matches]
+
+
+# ---------------------------------------------------------------------- records
+
+
+def read(
+  path: str, *, nulls: bool = False
+) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
+  """The records of a file with their line or row numbers.
+
+  A bad line is yielded as its error. Neither the whole file nor a line longer
+  than `strict_json.MAX_LINE` is held in memory.
+
+  Args:
+    path: A file that ends in one of `ENDINGS`.
+    nulls: Keep nulls in columnar files. By default null means that the field is
+      missing.
+
+  Raises:
+    DataError: The file cannot be read, or has no records.
+  """
+  empty = True
+  lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
+  for number, text in lines:
+    empty = False
+    try:
+      if isinstance(text, Refused):
+        raise text
+      yield number, strict_json.parse(text)
+    except Refused as refused:
+      yield number, refused
+  if empty:
+    raise DataError(f"{path}: the file has no records")
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes | Refused]]:
+  try:
+    with open(path, "rb") as file:
+      number = 0
+      # Two more than the limit: "\r\n" ends the longest line.
+      while line := file.readline(MAX_LINE + 2):
+        number += 1
+        if number == 1 and line.startswith(_LFS):
+          raise DataError(
+            f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
+          )
+        if len(line.rstrip(b"\r\n")) <= MAX_LINE:
+          yield number, line
+          continue
+        while line and not line.endswith(b"\n"):
+          line = file.readline(MAX_LINE)
+        yield number, _too_long()
+  except OSError as error:
+    raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _rows(path: str, nulls: bool) -> Iterator[tuple[int, bytes | Refused]]:
+  ending = path.rpartition(".")[2]
+  try:  # imported here because the library is large and optional
+    import pyarrow
+  except ImportError as error:
+    raise DataError(
+      f"{path}: {ending} needs pyarrow ({error}); pip install "
+      "'brorl_jax[parquet]'"
+    ) from error
+  broken = (OSError, ValueError, pyarrow.ArrowException)
+  with contextlib.ExitStack() as stack:
+    try:
+      names, batches = _opened(path, stack)
+    except broken as error:
+      raise DataError(f"{path}: not {ending}: {show(str(error))}") from error
+    for name in names:
+      if names.count(name) > 1:
+        raise DataError(f"{path}: column {show(name)} occurs twice; keep one")
+    number = 0
+    while True:
+      try:
+        batch = next(batches, None)
+      except broken as error:
+        raise DataError(
+          f"{path}, row {number + 1}: cannot be read: {show(str(error))}"
+        ) from error
+      if batch is None:
+        return
+      columns = dict(zip(names, batch.columns, strict=True))
+      for i in range(batch.num_rows):
+        number += 1
+        yield number, _row(columns, i, nulls)
+
+
+def _opened(
+  path: str, stack: contextlib.ExitStack
+) -> tuple[list[str], Iterator[Any]]:
+  """The columns of a file, and its rows in batches."""
+  import pyarrow
+  from pyarrow import parquet
+
+  if path.endswith(".parquet"):
+    file = stack.enter_context(parquet.ParquetFile(path))
+    return file.schema_arrow.names, file.iter_batches(batch_size=_BATCH)
+  mapped = stack.enter_context(pyarrow.memory_map(path))
+  stream = stack.enter_context(pyarrow.ipc.open_stream(mapped))
+  return stream.schema.names, iter(stream)
+
+
+def _row(columns: dict[str, Any], i: int, nulls: bool) -> bytes | Refused:
+  """A row as a line of JSON."""
+  values = {}
+  for name, column in columns.items():
+    try:
+      value = column[i].as_py()
+      value = value if nulls else _without_nulls(value)
+      if nulls or value is not None:
+        values[name] = value
+        json.dumps(value)
+    except UnicodeDecodeError:
+      return Refused(name, "not UTF-8; write the column as text")
+    except TypeError as error:
+      return Refused(name, f"not JSON: {error}; write the column as text")
+  text = json.dumps(values, ensure_ascii=False).encode()
+  return text if len(text) <= MAX_LINE else _too_long()
+
+
+def _without_nulls(value: Any) -> Any:
+  """Removes null fields: a column exists in every row."""
+  if isinstance(value, dict):
+    return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+  if isinstance(value, list):
+    return [_without_nulls(v) for v in value]
+  return value
+
+
+def _too_long() -> Refused:
+  return Refused("", f"longer than {MAX_LINE:,} bytes; shorten the example")

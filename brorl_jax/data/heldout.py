@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from brorl_jax.data.dataset import Data
-from brorl_jax.data.records import DataError, Place
+from brorl_jax.data.files import DataError, Place
 from brorl_jax.verdicts.base import MADE, Example
 from brorl_jax.verdicts.domains import DRAW
 
@@ -62,12 +62,10 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
     raise DataError(f"data.heldout_one_in = {one_in}: use at least 2")
   held = [_is_held(example, one_in) for example in data.examples]
   if all(held) or not any(held):
-    side = "training" if all(held) else "held-out"
-    works = (n for n in range(one_in - 1, 1, -1) if _parts(data, n))
+    what = "left for training" if all(held) else "held out"
     raise DataError(
-      f"data.heldout_one_in = {one_in} leaves no {side} example of {len(held)};"
-      f" set data.heldout_one_in = {next(works, 2 * one_in)}, or give"
-      " data.heldout_files"
+      f"data.heldout_one_in = {one_in}: none of {len(held)} examples is {what};"
+      " use another number, or give data.heldout_files"
     )
   train, heldout = _side(data, held, False), _side(data, held, True)
   return train, dataclasses.replace(heldout, skipped=())
@@ -77,11 +75,6 @@ def trained_on(data: Data, *, one_in: int) -> Data:
   """The training side of `split` alone, which may be empty."""
   held = [_is_held(example, one_in) for example in data.examples]
   return _side(data, held, False)
-
-
-def _parts(data: Data, one_in: int) -> bool:
-  """Whether both sides would have an example."""
-  return len({_is_held(example, one_in) for example in data.examples}) == 2
 
 
 def _is_held(example: Example, one_in: int) -> bool:

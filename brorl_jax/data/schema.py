@@ -1,7 +1,4 @@
-"""Converts a record to an example; `Form` maps its columns to the fields.
-
-`dataset` documents the fields.
-"""
+"""Converts a record to an example; `dataset` documents the fields."""
 
 from __future__ import annotations
 
@@ -15,6 +12,13 @@ from typing import Any
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Example
 from brorl_jax.verdicts.strict_json import Refused, kind, show
+
+MAX_PROMPT = 100_000  # characters of all messages together
+ROLES = ("system", "user", "assistant")
+COMMON = ("id", "domain", "prompt", "messages", "source")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_SHOWN = 100  # characters of column names in a message
+_SHORT = 5  # letters; shorter names have too many near matches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +34,6 @@ class Form:
 
 
 PLAIN = Form()  # fields under their own names, a domain in every line
-
-_SHOWN = 100  # characters of column names in a message
-_SHORT = 5  # letters; shorter names have too many near matches
 
 
 def parse(text: str, known: Collection[str]) -> dict[str, str]:
@@ -53,10 +54,7 @@ def parse(text: str, known: Collection[str]) -> dict[str, str]:
         f"{pair!r}: not of the form field:column; write prompt:question"
       )
     if field not in known:
-      close = difflib.get_close_matches(field, known, n=1)
-      remedy = (
-        f"did you mean {close[0]}?" if close else f"use {', '.join(known)}"
-      )
+      remedy = _choose(field, known, f"use {', '.join(known)}")
       raise ValueError(f"{pair!r}: unknown field {field!r}; {remedy}")
     if field in out:
       raise ValueError(f"{pair!r}: {field} already has column {out[field]}")
@@ -64,17 +62,27 @@ def parse(text: str, known: Collection[str]) -> dict[str, str]:
   return out
 
 
+def _choose(name: str, known: Iterable[str], otherwise: str) -> str:
+  """A remedy: the near match among the known names, if there is one."""
+  close = difflib.get_close_matches(name, [*known], n=1)
+  return f"did you mean {close[0]}?" if close else otherwise
+
+
+def known(domains: Mapping[str, Domain]) -> list[str]:
+  """All fields that records of these domains may have."""
+  own = (field for domain in domains.values() for field in domain.fields)
+  return [*dict.fromkeys((*COMMON, *own))]
+
+
+# ------------------------------------------------------------------- columns
+
+
 def renamed(
   record: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The renamed fields of a record, and its other columns.
+  """The fields that `names` maps to columns, and the other columns.
 
-  Args:
-    names: Field -> column, from `parse`.
-
-  Returns:
-    The values of `names`, and the other columns. An object that holds a field
-    stays among the columns as a whole.
+  An object that holds a field stays among the columns as a whole.
 
   Raises:
     Refused: A column is missing; the message lists the columns.
@@ -96,7 +104,7 @@ def _at(record: Mapping[str, Any], column: str, field: str) -> Any:
       raise Refused(
         column,
         f"missing, but config.data.fields reads {field} from it; "
-        + near_columns(part, inside),
+        + _near(part, inside),
       )
     value = value[part]
   return value
@@ -111,38 +119,35 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
   column = show(close[0])[1:-1] if close else "COLUMN"
   return Refused(
     field,
-    f"missing; {near_columns(field, columns)} Add it, or name its column:"
+    f"missing; {_near(field, columns)} Add it, or name its column:"
     f" --config.data.fields={field}:{column}",
   )
 
 
-def near_columns(name: str, columns: Iterable[str]) -> str:
+def _near(name: str, columns: Iterable[str]) -> str:
   """A near match among the columns, or a list of them."""
-  columns = list(columns)
-  close = difflib.get_close_matches(name, columns, n=1)
-  if close:
-    return f"did you mean {show(close[0])}?"
   listed = ", ".join(show(column)[1:-1] for column in columns)
   cut = listed if len(listed) <= _SHOWN else f"{listed[:_SHOWN]}..."
-  return f"columns: {cut or '(none)'}."
+  close = difflib.get_close_matches(name, [*columns], n=1)
+  return (
+    f"did you mean {show(close[0])}?"
+    if close
+    else f"columns: {cut or '(none)'}."
+  )
 
 
 def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   """Refuses a column that looks like a misspelt optional field.
 
   Otherwise the column would pass through and the field would count as missing.
-
-  Raises:
-    Refused: The message names the column and the field.
   """
-  optional = [field for field in optional if len(field) >= _SHORT]
-  for column in columns:
-    for field in optional:
-      if _slip(column.lower(), field):
-        raise Refused(
-          show(column)[1:-1],
-          f"did you mean {field}? If not, rename the column",
-        )
+  fields = [field for field in optional if len(field) >= _SHORT]
+  for column, field in itertools.product(columns, fields):
+    if _slip(column.lower(), field):
+      raise Refused(
+        show(column)[1:-1],
+        f"did you mean {field}? If not, rename the column",
+      )
 
 
 def _slip(a: str, b: str) -> bool:
@@ -154,17 +159,7 @@ def _slip(a: str, b: str) -> bool:
   return swapped or rest[1:] in (other, other[1:]) or rest == other[1:]
 
 
-MAX_PROMPT = 100_000  # characters of all messages together
-ROLES = ("system", "user", "assistant")
-COMMON = ("id", "domain", "prompt", "messages", "source")
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-def known(domains: Mapping[str, Domain]) -> list[str]:
-  """All fields that records of these domains may have."""
-  own = (field for domain in domains.values() for field in domain.fields)
-  return [*dict.fromkeys((*COMMON, *own))]
+# ------------------------------------------------------------------- example
 
 
 def example(
@@ -204,8 +199,7 @@ def _example(
   name: str,
 ) -> Example:
   values, others = renamed(record, form.names)
-  domain = _domain({**others, **values}, domains, form)
-  foreign = _is_foreign({**others, **values}, domains, form)
+  domain, foreign = _domain({**others, **values}, domains, form)
   for field in (*COMMON, *domain.fields):
     if field in others and field not in values:
       values[field] = others.pop(field)
@@ -215,9 +209,17 @@ def _example(
     # A renamed column that is no field of this domain keeps its new name.
     strange = values.keys() - {*COMMON, *domain.fields}
     others |= {field: values.pop(field) for field in sorted(strange)}
-    _refuse_fields(domain, {} if foreign else domains, values, others)
-  else:
-    values, others = _every_column(record, values)
+    for field, how in domain.fields.items():
+      if not how.optional and field not in values:
+        raise missing(field, others)
+    if not foreign:
+      _refuse_columns(domain, domains, values, others)
+  else:  # all columns but the conversation; a bad id or source is a column
+    every = {**record, **values}
+    others = {c: every[c] for c in every if c not in ("prompt", "messages")}
+    for field in ("id", "source"):
+      if not _is_name(values.get(field)):
+        values.pop(field, None)
   if "id" in values or not name:
     name = _field_name(values, "id")
   messages = _messages(values, others)
@@ -231,7 +233,7 @@ def _example(
       _refuse_absent(own[field], field, messages)
   if "source" in values:
     source = _field_name(values, "source")
-  elif _NAME.fullmatch(task := domain.task(own)):
+  elif _is_name(task := domain.task(own)):
     source = task
   try:
     entry = domain.check_reference(own)
@@ -245,39 +247,30 @@ def _example(
 
 def _domain(
   record: Mapping[str, Any], domains: Mapping[str, Domain], form: Form
-) -> Domain:
-  """The domain that a record names, or the default domain."""
+) -> tuple[Domain, bool]:
+  """The domain of a record, and whether it is the config's default.
+
+  A line that names none of ours was not written for this format: its unknown
+  fields are columns.
+  """
   if form.sole is not None:
-    return form.sole
+    return form.sole, False
   if "domain" not in record and not form.domain:
-    near = near_columns("domain", [c for c in record if c not in COMMON])
+    near = _near("domain", [c for c in record if c not in COMMON])
     raise Refused(
       "domain",
       f"missing; {near} Add 'domain' to each line, or set"
       " --config.data.domain=math for all",
     )
-  name = record.get("domain", form.domain)
-  if _is_foreign(record, domains, form):
-    name = form.domain
+  name = record.get("domain")
+  close = difflib.get_close_matches(str(name), domains, n=1)
+  foreign = bool(form.domain) and not close
+  name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:
-    close = difflib.get_close_matches(str(name), domains, n=1)
     one_of = f"use one of {', '.join(domains)}"
-    remedy = f"did you mean {close[0]}?" if close else one_of
+    remedy = _choose(str(name), domains, one_of)
     raise Refused("domain", f"{show(name)} is unknown; {remedy}")
-  return domains[name]
-
-
-def _is_foreign(
-  record: Mapping[str, Any], domains: Mapping[str, Domain], form: Form
-) -> bool:
-  """Whether the domain comes from the config because the line names none.
-
-  Such a line was not written for this format: unknown fields are columns.
-  """
-  if form.sole is not None or not form.domain:
-    return False
-  named = record.get("domain")
-  return not difflib.get_close_matches(str(named), domains, n=1)
+  return domains[name], foreign
 
 
 def _no_fields(
@@ -288,53 +281,26 @@ def _no_fields(
   for one, other in (("prompt", "messages"), ("messages", "prompt")):
     if one in form.names and other in values and other not in form.names:
       out.append(other)
-  if not foreign:
-    return out
-  nameless = lambda x: not (isinstance(x, str) and _NAME.fullmatch(x))
-  return out + [
-    field
-    for field in ("id", "source", "domain")
-    if field in values
-    and field not in form.names
-    and (field == "domain" or nameless(values[field]))
-  ]
+  for field in ("id", "source", "domain") if foreign else ():
+    if field in values and field not in form.names:
+      fits = field != "domain" and _is_name(values[field])
+      out += [] if fits else [field]
+  return out
 
 
-def _every_column(
-  record: Mapping[str, Any], values: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The fields, and all columns except the conversation.
-
-  An invalid id or source is an ordinary column.
-  """
-  kept = {
-    field: value
-    for field, value in values.items()
-    if field not in ("id", "source")
-    or (isinstance(value, str) and _NAME.fullmatch(value))
-  }
-  every = {**record, **values}
-  return kept, {c: every[c] for c in every if c not in ("prompt", "messages")}
-
-
-def _refuse_fields(
+def _refuse_columns(
   domain: Domain,
   domains: Mapping[str, Domain],
   values: Mapping[str, Any],
   others: Mapping[str, Any],
 ) -> None:
-  """Refuses missing fields, misspelt ones, and those of other domains.
+  """Refuses misspelt optional fields, and those of other domains.
 
   Required fields of other domains may be ordinary columns. An optional field of
-  another domain is refused, because it is probably a mistake. `domains` is
-  empty for lines that were not written for this format.
+  another domain is refused, because it is probably a mistake.
   """
-  for field, how in domain.fields.items():
-    if not how.optional and field not in values:
-      raise missing(field, others)
   if domain.name not in domains:
     return
-  optional = {f for f, how in domain.fields.items() if how.optional}
   for other in domains.values():
     for field, how in other.fields.items():
       if how.optional and field in others:
@@ -343,8 +309,12 @@ def _refuse_fields(
           f"not a field of domain {domain.name}, which has"
           f" {', '.join(domain.fields)}; remove or rename it",
         )
-  absent = (optional | {"source", "domain"}) - values.keys()
-  refuse_slips(others, sorted(absent))
+  optional = {field for field, how in domain.fields.items() if how.optional}
+  refuse_slips(others, sorted((optional | {"source", "domain"}) - {*values}))
+
+
+def _is_name(value: Any) -> bool:
+  return isinstance(value, str) and bool(_NAME.fullmatch(value))
 
 
 def _field_name(record: Mapping[str, Any], field: str) -> str:
@@ -353,7 +323,7 @@ def _field_name(record: Mapping[str, Any], field: str) -> str:
   value = record[field]
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
-  if not _NAME.fullmatch(value):
+  if not _is_name(value):
     raise Refused(
       field, f"{show(value)}; use 1 to 128 of the characters A-Za-z0-9._-"
     )
@@ -367,30 +337,32 @@ def _messages(
     raise Refused("prompt", "given as well as messages; keep one")
   if "prompt" not in record and "messages" not in record:
     raise missing("prompt", others)
-  if "prompt" in record:
-    if isinstance(record["prompt"], list):
+  field = "prompt" if "prompt" in record else "messages"
+  messages = record[field]
+  if field == "prompt":
+    if isinstance(messages, list):
       raise Refused(
         "prompt",
         "a list; write it as text, or for a conversation use"
         " --config.data.fields=messages:prompt",
       )
-    text = strict_json.text(record["prompt"], "prompt")
-    _refuse_length(len(text), "prompt")
-    return ({"role": "user", "content": text},)
-  messages = record["messages"]
-  if not isinstance(messages, list) or not messages:
-    raise Refused(
-      "messages",
-      f"{show(messages)}; it must be a list of"
-      ' {"role": "user", "content": ...}',
-    )
-  out = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages))
+    text = strict_json.text(messages, "prompt")
+    out = ({"role": "user", "content": text},)
+  elif not isinstance(messages, list) or not messages:
+    must = 'it must be a list of {"role": "user", "content": ...}'
+    raise Refused("messages", f"{show(messages)}; {must}")
+  else:
+    out = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages))
   if out[-1]["role"] != "user":
     raise Refused(
       f"messages[{len(out) - 1}].role",
       f"{show(out[-1]['role'])}; the last message must be from the user",
     )
-  _refuse_length(sum(len(m["content"]) for m in out), "messages")
+  characters = sum(len(m["content"]) for m in out)
+  if characters > MAX_PROMPT:
+    raise Refused(
+      field, f"{characters:,} characters; use at most {MAX_PROMPT:,}"
+    )
   return out
 
 
@@ -399,15 +371,12 @@ def _message(message: Any, field: str) -> dict[str, str]:
     raise Refused(
       field, f"{show(message)}; use an object with role and content only"
     )
-  role = message["role"]
+  role, content = message["role"], message["content"]
   if role not in ROLES:
-    raise Refused(
-      f"{field}.role", f"{show(role)}; use one of {', '.join(ROLES)}"
-    )
-  return {
-    "role": role,
-    "content": strict_json.text(message["content"], f"{field}.content"),
-  }
+    one_of = f"use one of {', '.join(ROLES)}"
+    raise Refused(f"{field}.role", f"{show(role)}; {one_of}")
+  text = strict_json.text(content, f"{field}.content")
+  return {"role": role, "content": text}
 
 
 def _refuse_absent(
@@ -420,10 +389,3 @@ def _refuse_absent(
       raise Refused(
         f"{field}[{i}]", f"{show(text)} is not in the prompt; add it there"
       )
-
-
-def _refuse_length(characters: int, field: str) -> None:
-  if characters > MAX_PROMPT:
-    raise Refused(
-      field, f"{characters:,} characters; use at most {MAX_PROMPT:,}"
-    )

@@ -2,12 +2,10 @@
 
   python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
 
-Flags override fields of the config: --config.optim.lr=1e-4. The same command
-resumes a run that was stopped. The exit status is 0 only if the last step was
-reached and saved.
+The same command resumes a run that was stopped. The exit status is 0 only if
+the last step was reached and saved.
 """
 
-import ctypes
 import logging
 import os
 import pathlib
@@ -25,11 +23,9 @@ def interrupt(signum, frame) -> None:
   del signum, frame
   show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
   sys.stdout.flush()
-  resumes = ("--mode=train", "--mode=evaluate")
-  other = [a for a in sys.argv if a.startswith("--mode=") and a not in resumes]
-  what = "; the same command " + ("begins again" if other else "resumes")
-  if "--mode=sample" in sys.argv:
-    what = ""
+  modes = {a for a in sys.argv if a.startswith("--mode=")}
+  again = modes <= {"--mode=train", "--mode=evaluate"}
+  what = "; the same command resumes" if again else ""
   os.write(2, f"{show_cursor}interrupted{what}\n".encode())
   if processes := sys.modules.get("brorl_jax.many.processes"):
     processes.leave_word("interrupted", 130)
@@ -39,7 +35,7 @@ def interrupt(signum, frame) -> None:
 def terminate(signum, frame):
   """Ends a run, with all its processes: before it trains nothing is lost.
 
-  While it trains SIGTERM ends it after the step, see `shared.Stop`.
+  While it trains SIGTERM ends it after the step, see `train.Stop`.
   """
   del signum, frame
   try:
@@ -59,12 +55,16 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
+from brorl_jax import main as process
 from brorl_jax.config import Config, Warmup
 from brorl_jax.errors import UserError
-from brorl_jax.main import sample, settings
+from brorl_jax.main import settings
 
 _CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "The config: a file of configs/.", lock_config=True
+  "config",
+  None,
+  "A file of configs/, or its name. --config.optim.lr=1e-4 overrides a field.",
+  lock_config=True,
 )
 _WORKDIR = flags.DEFINE_multi_string(
   "workdir",
@@ -88,10 +88,17 @@ _MODE = flags.DEFINE_enum(
   "policy; no --config.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
-  "allow_config_change",
-  False,
-  "Resume a run with a changed config.",
+  "allow_config_change", False, "Resume a run with a changed config."
 )
+_PROGRAMS = flags.DEFINE_string(
+  "compilation_cache",
+  None,
+  "Folder that keeps compiled programs between starts; off: none. The default "
+  "is JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in $XDG_CACHE_HOME "
+  "or ~/.cache. Programs in it are executed unchecked: other users must not be "
+  "able to write to it.",
+)
+
 _BEGIN_AGAIN = flags.DEFINE_bool(
   "begin_again",
   False,
@@ -107,21 +114,8 @@ _FROM_STEP = flags.DEFINE_integer(
 _PROFILE = flags.DEFINE_integer(
   "profile_step",
   None,
-  "With --mode=train: writes a trace of this step to profile/ in the folder of "
-  "the run, for XProf, TensorBoard's profiler or Perfetto.",
-)
-_TOPOLOGY = flags.DEFINE_string(
-  "topology",
-  None,
-  "With --mode=plan: also compiles every program of the run, for devices that "
-  "need not be here: h100:1x8 (hosts x GPUs), h200:8x8, v5p:2x2x2, v5e:4x4, "
-  "v6e:4x4, cpu:64, or here. Extras aot-cuda and aot-tpu bring the compilers.",
-)
-_FAST = flags.DEFINE_bool(
-  "fast",
-  False,
-  "With --topology: decodes with two and three layers instead of all, leaves "
-  "out evaluations and lets the compiler make less effort.",
+  "Writes a trace of this step to profile/ in the folder of the run, for "
+  "XProf, TensorBoard's profiler or Perfetto.",
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
@@ -140,14 +134,47 @@ _COUNT = flags.DEFINE_integer(
 _INDEX = flags.DEFINE_integer(
   "process_id", None, "Which of them this is, from 0."
 )
-_PROGRAMS = flags.DEFINE_string(
-  "compilation_cache",
+_TOPOLOGY = flags.DEFINE_string(
+  "topology",
   None,
-  "Folder that keeps compiled programs between starts; off: none. The default "
-  "is JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in $XDG_CACHE_HOME "
-  "or ~/.cache. Programs in it are executed unchecked: other users must not be "
-  "able to write to it.",
+  "With --mode=plan: also compiles every program of the run, for devices that "
+  "need not be here: h100:1x8 (hosts x GPUs), h200:8x8, v5p:2x2x2, v5e:4x4, "
+  "v6e:4x4, cpu:64, or here. Extras aot-cuda and aot-tpu bring the compilers.",
 )
+_FAST = flags.DEFINE_bool(
+  "fast",
+  False,
+  "With --topology: decodes with two and three layers instead of all, leaves "
+  "out evaluations and lets the compiler make less effort.",
+)
+_PROMPT = flags.DEFINE_multi_string(
+  "prompt", [], "--mode=sample: a prompt; may be given several times."
+)
+_PROMPTS = flags.DEFINE_string(
+  "prompts",
+  None,
+  "--mode=sample: a file of prompts: .jsonl or .parquet as for training, whose "
+  "responses are scored, or a text file with one prompt per line.",
+)
+_N = flags.DEFINE_integer("n", 1, "--mode=sample: responses per prompt.")
+_TEMPERATURE = flags.DEFINE_float(
+  "temperature", 1.0, "--mode=sample: temperature; 0 is greedy."
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+  "max_new_tokens",
+  None,
+  "--mode=sample: longest response in tokens; by default that of the run, or "
+  "256 for a model that is not a run.",
+)
+# Flags of one mode; any other refuses them.
+_OF_MODE = {
+  "train": (
+    *(_BEGIN_AGAIN, _FROM_STEP, _PROFILE),
+    *(_DISTRIBUTED, _COORDINATOR, _COUNT, _INDEX),
+  ),
+  "plan": (_TOPOLOGY, _FAST),
+  "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -155,11 +182,14 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
-    workdirs = [home(folder) for folder in folders()]
+    check_flags()
     prepare()
     c = checked_config()
-    connect()
-    run_mode(workdirs, c)
+    if many():
+      connect()
+    # Shells leave the ~ of --workdir=~/run unchanged.
+    each = map(os.path.expanduser, _WORKDIR.value or ["."])
+    run_mode([*map(pathlib.Path, each)], c)
   except UserError as e:
     refuse(str(e), e.status)
   except OSError as e:  # a full or failing disk, too many open files
@@ -169,25 +199,96 @@ def main(argv: list[str]) -> None:
     interrupt(signal.SIGINT, None)
 
 
+def check_flags() -> None:
+  """Raises UserError if flags do not fit the mode, or each other."""
+  mode, given = _MODE.value, _WORKDIR.value
+  for its, flag in [(m, f) for m, some in _OF_MODE.items() for f in some]:
+    if mode != its and flag.present:
+      raise UserError(
+        f"--{flag.name} is for --mode={its}, not --mode={mode}; leave it out"
+      )
+  if _BEGIN_AGAIN.value and _FROM_STEP.value is not None:
+    raise UserError(
+      "--begin_again and --from_step exclude each other; leave out one"
+    )
+  three = _COORDINATOR.value, _COUNT.value, _INDEX.value
+  if None in three and three != (None,) * 3:
+    raise UserError(
+      "--coordinator, --processes and --process_id are given together; or "
+      "--distributed alone, where the cluster knows them"
+    )
+  of_run = mode in ("report", "sample")
+  if of_run and _CONFIG.value is not None:
+    raise UserError(
+      f"--config: --mode={mode} reads the config of the run; leave it out"
+    )
+  if not of_run and _CONFIG.value is None:
+    raise UserError("--config is missing; see --help")
+  if mode not in ("plan", "sample") and not all(given or [""]):
+    raise UserError("--workdir is missing; see --help")
+  if mode != "report" and len(given) > 1:
+    raise UserError(
+      f"--workdir is given {len(given)} times; --mode={mode} takes one; only "
+      "--mode=report takes several"
+    )
+
+
+def prepare() -> None:
+  """What comes before jax is loaded."""
+  # jax tells of every kind of device that is not here.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  process.keep_freed_memory()
+  process.take_most_of_a_gpu()
+  if _MODE.value == "train":
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def checked_config() -> Config | Warmup | None:
+  """The config of the mode; raises UserError before jax is loaded."""
+  if _MODE.value in ("train", "plan"):
+    return settings.training(_CONFIG.value)
+  if _MODE.value == "warmup":
+    c = settings.typed(_CONFIG.value, Warmup)
+    if not c.data.files:
+      raise UserError("config.data.files is empty; name files of pairs")
+    return c
+  if _MODE.value in ("evaluate", "export"):
+    return settings.typed(_CONFIG.value)
+  return None
+
+
+def many() -> bool:
+  """Whether the flags say that this is one process of many."""
+  return _DISTRIBUTED.value or _COORDINATOR.value is not None
+
+
+def connect() -> None:
+  """Connects the processes of a run."""
+  from absl import logging
+
+  from brorl_jax.many import processes
+
+  logging.set_verbosity(logging.ERROR)  # jax tells of every connection
+  processes.start(_COORDINATOR.value, _COUNT.value, _INDEX.value)
+
+
 def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
   """Runs the mode in its folders, with its config if it has one."""
-  workdir, mode = workdirs[0], _MODE.value
   # Imported here: jax and transformers take seconds to load.
-  from brorl_jax.main import programs
-
-  programs.keep(_PROGRAMS.value)
+  workdir, mode = workdirs[0], _MODE.value
+  process.keep_programs(_PROGRAMS.value)
   if isinstance(c, Warmup):
-    from brorl_jax.main import warmup
+    from brorl_jax.main import train
     from brorl_jax.plan import resolve
 
-    warmup.run(resolve.warmup(c, resolve.here(c.devices)), workdir)
+    train.warmup(resolve.warmup(c, resolve.here(c.devices)), workdir)
   elif c and mode == "train":
     from brorl_jax.main import train
     from brorl_jax.plan import resolve
 
-    goes_on = None if _BEGIN_AGAIN.value else workdir
+    resumes = None if _BEGIN_AGAIN.value else workdir
     train.run(
-      resolve.resolve(c, resolve.here(c.devices), goes_on),
+      resolve.resolve(c, resolve.here(c.devices), resumes),
       workdir,
       allow_change=_ALLOW_CHANGE.value,
       begin_again=_BEGIN_AGAIN.value,
@@ -211,7 +312,16 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
 
     export.run(c.policy, workdir)
   elif mode == "sample":
-    sample.run(str(workdir) if _WORKDIR.value else "")
+    from brorl_jax.main import sample
+
+    sample.run(
+      str(workdir) if _WORKDIR.value else "",
+      prompt=_PROMPT.value,
+      prompts=_PROMPTS.value,
+      n=_N.value,
+      temperature=_TEMPERATURE.value,
+      max_new_tokens=_MAX_NEW_TOKENS.value,
+    )
   elif mode == "report":
     from brorl_jax.main import report
 
@@ -220,54 +330,6 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
     from brorl_jax.main import simulate
 
     simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
-
-
-def checked_config() -> Config | Warmup | None:
-  """The config of the mode; raises UserError before jax is loaded."""
-  if _MODE.value in ("train", "plan"):
-    return settings.training(_CONFIG.value)
-  if _MODE.value == "warmup":
-    return settings.typed(_CONFIG.value, Warmup)
-  if _MODE.value in ("evaluate", "export"):
-    return settings.typed(_CONFIG.value)
-  return None
-
-
-def prepare() -> None:
-  """What comes before jax is loaded."""
-  # jax tells of every kind of device that is not here.
-  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-  keep_freed_memory()
-  take_most_of_a_gpu()
-  if _MODE.value == "train":
-    signal.signal(signal.SIGTERM, terminate)
-
-
-def many() -> bool:
-  """Whether the flags say that this is one process of many."""
-  return _DISTRIBUTED.value or _COORDINATOR.value is not None
-
-
-def connect() -> None:
-  """Connects the processes of a run; raises UserError if flags do not fit."""
-  three = _COORDINATOR.value, _COUNT.value, _INDEX.value
-  if any(x is not None for x in three) and None in three:
-    raise UserError(
-      "--coordinator, --processes and --process_id are given together; or "
-      "--distributed alone, where the cluster knows them"
-    )
-  if not many():
-    return
-  if _MODE.value != "train":
-    raise UserError(
-      f"--mode={_MODE.value} runs in one process; leave out the flags of many"
-    )
-  from absl import logging
-
-  from brorl_jax.many import processes
-
-  logging.set_verbosity(logging.ERROR)  # jax tells of every connection
-  processes.start(*three)
 
 
 def refuse(line: str, status: int) -> None:
@@ -286,78 +348,6 @@ def refuse(line: str, status: int) -> None:
     sys.stderr.flush()
     os._exit(status)
   sys.exit(status)
-
-
-def folders() -> list[str]:
-  """The values of --workdir; raises UserError if flags do not fit the mode."""
-  mode, given = _MODE.value, _WORKDIR.value
-  others = {
-    "train": (_BEGIN_AGAIN, _FROM_STEP, _PROFILE),
-    "plan": (_TOPOLOGY, _FAST),
-  }
-  for its, flag in [(m, f) for m, some in others.items() for f in some]:
-    if mode != its and flag.value is not None and flag.value is not False:
-      raise UserError(
-        f"--{flag.name} is for --mode={its}, not --mode={mode}; leave it out"
-      )
-  if _BEGIN_AGAIN.value and _FROM_STEP.value is not None:
-    raise UserError(
-      "--begin_again and --from_step exclude each other; leave out one"
-    )
-  if mode != "sample":
-    sample.refuse_flags(mode)
-  if mode in ("report", "sample") and _CONFIG.value is not None:
-    raise UserError(
-      f"--config: --mode={mode} reads the config of the run; leave it out"
-    )
-  if mode not in ("report", "sample") and _CONFIG.value is None:
-    raise UserError("--config is missing; see --help")
-  if mode not in ("plan", "sample") and not all(given or [""]):
-    raise UserError("--workdir is missing; see --help")
-  if mode != "report" and len(given) > 1:
-    raise UserError(
-      f"--workdir is given {len(given)} times; --mode={mode} takes one; only "
-      "--mode=report takes several"
-    )
-  return given or ["."]
-
-
-def home(workdir: str) -> pathlib.Path:
-  """Expands ~, which shells leave unchanged in --workdir=~/run."""
-  try:
-    return pathlib.Path(workdir).expanduser()
-  except RuntimeError as e:
-    raise UserError(f"workdir {workdir}: {e}") from None
-
-
-def take_most_of_a_gpu() -> None:
-  """Gives XLA's pool 92 % of a GPU's memory, if the user names no share.
-
-  The default is 75 %, which leaves 20 GB of an H100 empty. The rest is for what
-  is not in the pool: NCCL's buffers, cuDNN's and cuBLAS' handles, and programs.
-  """
-  names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-  if not any(map(os.environ.get, names)):
-    os.environ[names[0]] = ".92"
-
-
-def keep_freed_memory() -> None:
-  """Tells glibc to reuse large blocks instead of returning them.
-
-  XLA frees its work space after every call. Getting it back from the kernel
-  page by page took half of the time of an update on a CPU. Without glibc this
-  does nothing.
-  """
-  try:
-    mallopt = ctypes.CDLL(None).mallopt
-  except (AttributeError, OSError, TypeError):
-    return
-  M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
-  mallopt(M_MMAP_MAX, 0)
-  mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-  mallopt(M_TOP_PAD, 64 << 20)
-  # With an arena per thread the pieces between live blocks add up.
-  mallopt(M_ARENA_MAX, 1)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,44 @@
 """--mode=evaluate: samples held-out prompts and scores them; resumable."""
 
 import contextlib
+import dataclasses
+import functools
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
-from jaxtyping import PyTree
 
 from brorl_jax import config, evaluate
+from brorl_jax.data import dataset, heldout
 from brorl_jax.errors import StorageError, UserError
-from brorl_jax.main import heldout, programs
+from brorl_jax.main import recorder
 from brorl_jax.plan import checkpoint_source, functions
+from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Evaluation
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
+from brorl_jax.runs import folder, intact, metrics
 from brorl_jax.runs.lines import write_whole
-from brorl_jax.stages.examples import Examples
+from brorl_jax.stages.examples import Examples, file_form
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import MADE, Example
+from brorl_jax.verdicts.domains import DOMAINS
+
+# Only prompts are compared with the training: reference answers need no check.
+_UNTRIED = {
+  name: dataclasses.replace(domain, check_reference=dict)
+  for name, domain in DOMAINS.items()
+}
 
 
 def run(this: Evaluation, workdir: pathlib.Path) -> None:
   """Writes eval/records.jsonl, chunk by chunk, then eval/summary.json."""
   values = config.as_dict(this.config)
   folder.check(values, workdir, allow_change=False, mode="evaluate")
-  lines, path = (
-    workdir / "eval" / name for name in ("records.jsonl", "summary.json")
-  )
-  for file in (lines, path):
+  records = workdir / "eval" / "records.jsonl"
+  summary = workdir / "eval" / "summary.json"
+  for file in (records, summary):
     if file.is_dir():
       raise UserError(
         f"{file} is a folder; remove it or choose another workdir"
@@ -39,53 +48,28 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
     parts = _parts(this, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
-  with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
+  with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
-    print(*parts.log_lines, programs.log_line(), sep="\n")
-    try:
-      records = _sampled(this, lines, parts)
-      evaluate.check_invalid(records)
-    except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
-      raise UserError(
-        f"{e}; to start again, choose another workdir or remove eval/"
-      ) from None
-    result = parts.entries["evaluated"] | {
-      "sampling": _sampling(values),
-      **evaluate.summary(records),
+    print(*parts.log_lines, sep="\n")
+    found = _sampled(this, records, parts)
+    known = config.every_field()
+    sampling = {
+      name: value
+      for name, value in config.flat(values).items()
+      if name in known and known[name].evaluated
     }
-    write_whole(path, json.dumps(result, indent=2) + "\n")
-  print(table(result), f"  {path}", sep="\n")
-
-
-@contextlib.contextmanager
-def _storage() -> Iterator[None]:
-  """Says that the folder failed, not a name that the user wrote."""
-  try:
-    yield
-  except OSError as e:
-    raise StorageError(
-      f"{intact.one_line(e)}; fix this and run the same command again: what "
-      "was scored before is not sampled again"
-    ) from None
-
-
-def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields that affect how held-out prompts are sampled."""
-  known = config.every_field()
-  return {
-    name: value
-    for name, value in config.flat(values).items()
-    if name in known and known[name].evaluated
-  }
+    said = parts.entries["evaluated"] | {"sampling": sampling}
+    said |= evaluate.summary(found)
+    write_whole(summary, json.dumps(said, indent=2) + "\n")
+  print(table(said), f"  {summary}", sep="\n")
 
 
 class _Parts(NamedTuple):
   """What an evaluation works with, beside its `Evaluation`."""
 
-  params: PyTree
   heldout: list[Example]
-  examples: Examples
   scorer: Scorer
+  sample: Callable[..., evaluate.Chunks]  # from prompt number `first` on
   entries: dict[str, Any]  # more entries of config.json
   log_lines: list[str]
 
@@ -95,29 +79,30 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
 
   Raises ValueError if they do not fit together, or not to the folder.
   """
-  which, before = this.source, folder.stored(workdir, "evaluated")
-  examples = Examples.of(this.config, this.text)
+  c, which = this.config, this.source
+  examples = Examples.of(c, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   held = examples.heldout()
-  leaked = heldout.refuse_trained_on(
+  leaked = refuse_trained_on(
     checkpoint_source.starts(which), examples.placed(held)
   )
   # Last, because loading takes longest.
   _, params, step = checkpoint_source.load(
-    which, this.mesh, dtype=this.config.policy.dtype
+    which, this.mesh, dtype=c.policy.dtype
   )
   evaluated = {
     "source": str(which.source),
     "run": which.run and str(which.run),
     "step": step,
-    "weights": intact.seal(checkpoints.digest(params))[:32],
+    "weights": intact.seal(intact.digest(params))[:32],
   }
+  before = folder.stored(workdir, "evaluated")
   if before not in (None, evaluated):
     raise ValueError(
       f"workdir {workdir} belongs to an evaluation of {_name(before)}, but "
       f"this is one of {_name(evaluated)}; choose another workdir"
     )
-  scorer = Scorer(this.config.reward, examples)
+  scorer = Scorer(c.reward, examples)
   functions.refuse_changes(
     folder.stored(workdir, "functions"), scorer.functions
   )
@@ -128,10 +113,12 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
     "left_out": examples.left_out,
     "sandbox": scorer.sandbox,
   }
-  count = f"{len(held)} prompts x {this.config.eval.n}"
+  sample = functools.partial(
+    recorder.records, this, c, this.heldout, examples, scorer, params, held
+  )
   log_lines = [*examples.log_lines, *leaked, *scorer.log_lines]
-  log_lines.append(f"{_name(evaluated)}: {count}")
-  return _Parts(params, held, examples, scorer, entries, log_lines)
+  log_lines.append(f"{_name(evaluated)}: {len(held)} prompts x {c.eval.n}")
+  return _Parts(held, scorer, sample, entries, log_lines)
 
 
 def _name(evaluated: Mapping[str, Any]) -> str:
@@ -141,101 +128,155 @@ def _name(evaluated: Mapping[str, Any]) -> str:
   return f"{where}{step} (weights {evaluated['weights'][:8]})"
 
 
+@contextlib.contextmanager
+def _storage() -> Iterator[None]:
+  """Names the cause if the folder fails, or what it holds."""
+  try:
+    yield
+  except OSError as e:
+    raise StorageError(
+      f"{intact.one_line(e)}; fix this and run the same command again: what "
+      "was scored before is not sampled again"
+    ) from None
+  except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
+    raise UserError(
+      f"{e}; to start again, choose another workdir or remove eval/"
+    ) from None
+
+
 def _sampled(
   this: Evaluation, path: pathlib.Path, parts: _Parts
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
-  total, step = len(parts.heldout), parts.entries["evaluated"]["step"] or 0
-  c, how = this.config, this.heldout
-  records = _whole(path, parts.heldout, step, n=c.eval.n, chunk=how.prompts)
+  n, chunk = this.config.eval.n, this.heldout.prompts
+  step = parts.entries["evaluated"]["step"] or 0
+  wanted = [(one.id, i, step) for one in parts.heldout for i in range(n)]
+  records = _whole(path, wanted, n * chunk)
   write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
-  lines = metrics.JsonLines(path, after=step)
-  first = len(records) // c.eval.n
+  lines, first = metrics.JsonLines(path, after=step), len(records) // n
+  total = len(parts.heldout)
   progress = metrics.Progress(after=first, steps=total, unit="prompts")
-  with contextlib.closing(lines), contextlib.closing(progress):
-    chunks = heldout.records(
-      this,
-      c,
-      how,
-      parts.examples,
-      parts.scorer,
-      parts.params,
-      parts.heldout,
-      first=first,
-    )
-    for chunk in chunks:
-      new = [{"step": step, **record} for record in chunk]
+  with contextlib.closing(lines):
+    for found in parts.sample(first=first):
+      new = [{"step": step, **record} for record in found]
       lines.write(*new)
       records += new
       passed = sum(record["pass"] for record in records) / len(records)
-      progress.step(len(records) // c.eval.n, f"pass@1 {passed:.3f}")
+      progress.step(len(records) // n, f"pass@1 {passed:.3f}")
+  evaluate.check_invalid(records)
   return records
 
 
 def _whole(
-  path: pathlib.Path,
-  heldout: Sequence[Example],
-  step: int,
-  *,
-  n: int,
-  chunk: int,
+  path: pathlib.Path, wanted: Sequence[tuple[str, int, int]], chunk: int
 ) -> list[dict[str, Any]]:
-  """The records of complete chunks; Damaged if another evaluation has them."""
-  records = []
+  """The records of complete chunks; Damaged if another evaluation has them.
+
+  Args:
+    wanted: Example, number of the sample, and step of all records.
+    chunk: Records of a chunk.
+  """
+  records: list[dict[str, Any]] = []
   if path.exists():
     records = [*metrics.each_line(path, evaluate.check_record)]
-  wanted = [(example.id, i) for example in heldout for i in range(n)]
-  for number, (record, key) in enumerate(zip(records, wanted, strict=False), 1):
-    if (record["id"], record["sample"]) != key or record["step"] != step:
+  for number, one in enumerate(records):
+    key = wanted[number] if number < len(wanted) else None
+    if (one["id"], one["sample"], one["step"]) != key:
+      here = "no record"
+      if key is not None:
+        here = f"sample {key[1]} of {key[0]!r} at step {key[2]}"
       raise metrics.Damaged(
-        f"{path}, line {number}: not sample {key[1]} of {key[0]!r} at step "
-        f"{step}"
+        f"{path}, line {number + 1}: this evaluation has {here} here"
       )
-  if len(records) > len(wanted):
-    raise metrics.Damaged(
-      f"{path}, line {len(wanted) + 1}: this evaluation has only "
-      f"{len(wanted)} records"
-    )
-  if len(records) == len(wanted):
-    return records
-  return records[: len(records) // (n * chunk) * n * chunk]
+  whole = len(records) == len(wanted)
+  return records if whole else records[: len(records) // chunk * chunk]
+
+
+def refuse_trained_on(
+  starts: Sequence[Start], evaluated: dataset.Data
+) -> list[str]:
+  """Refuses prompts that training used or could have drawn.
+
+  A run that was resumed with other files was trained on all of them. Examples
+  of files are compared by id and raw text, before the config adds instructions.
+  Puzzles are compared with the generated ones. A generated puzzle that a file
+  lists under another domain is not found.
+
+  Args:
+    starts: The runs that led to the policy.
+    evaluated: The held-out examples.
+
+  Returns:
+    A line for each file that is missing and could not be compared.
+
+  Raises:
+    ValueError: An id or a prompt is on both sides (names both places), or a
+      file changed since the training (names the file).
+  """
+  log_lines: dict[str, None] = {}
+  for start in starts:
+    train, missing = _trained_on(start)
+    prefix = f"not compared with the training of {start.run}: "
+    log_lines |= dict.fromkeys(prefix + why for why in missing)
+    # Puzzles from files replaced generated ones.
+    stored = any(example.domain == MADE for example in train.examples)
+    had = "had"
+    try:
+      heldout.refuse_overlap(train, evaluated)
+      had = "may have drawn"
+      heldout.refuse_drawn(evaluated, [] if stored else start.made)
+    except dataset.DataError as e:
+      raise ValueError(
+        f"the training of {start.run} {had} this prompt: {e}"
+      ) from None
+  return [*log_lines]
+
+
+def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
+  """Training examples of the files that exist, and why others are missing."""
+  examples, places, missing = [], [], []
+  form = file_form(start.fields, start.domain, own=start.own)
+  for path, digest in start.files.items():
+    try:
+      if digest not in dataset.file_digests(path).values():
+        raise ValueError(
+          f"{path} has changed since {start.run} was trained on it; restore "
+          "it, so that held-out prompts can be compared"
+        )
+      read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
+    except dataset.DataError as e:
+      missing.append(str(e))
+      continue
+    if start.heldout_one_in:
+      read = heldout.trained_on(read, one_in=start.heldout_one_in)
+    examples += read.examples
+    places += read.places
+  return dataset.Data(examples, places), missing
 
 
 def table(summary: Mapping[str, Any]) -> str:
   """The summary as a table: all, then each domain with its tasks."""
-  sides = [("all", summary["all"])]
+  sides = {"all": summary["all"]}
   for domain, numbers in summary["by_domain"].items():
-    sides.append((domain, numbers))
-    sides += [(f"  {task}", s) for task, s in numbers["by_task"].items()]
+    tasks = numbers["by_task"].items()
+    sides |= {domain: numbers, **{f"  {task}": s for task, s in tasks}}
   k = max(summary["all"]["pass_at_k"], key=int)
   # With one sample pass@1 = mean@1 = majority@1.
   more = ("pass_at_k", "majority_at_k") if k != "1" else ()
   named = "pass@1" if k == "1" else f"pass@1=mean@{k}"
-  head = ("", "prompts", named, "95 %")
-  head += tuple(f"{name.removesuffix('_at_k')}@{k}" for name in more)
-  rows = [(*head, "score", "tokens", "cut", "invalid")]
-  rows += [
-    (
-      name,
-      f"{s['prompts']}",
-      f"{s['pass_at_k']['1']:.3f}",
-      "" if s["low"] is None else f"{s['low']:.3f}-{s['high']:.3f}",
-      *(f"{s[which][k]:.3f}" for which in more),
-      f"{s['mean_score']:.3f}",
-      f"{s['tokens_mean']:,.1f}",
-      f"{s['truncated_fraction']:.1%}",
-      f"{s['invalid']}",
-    )
-    for name, s in sides
-  ]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return "\n".join(_line(row, widths) for row in rows)
-
-
-def _line(row: Iterable[str], widths: Sequence[int]) -> str:
-  name, *cells = (
-    f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}"
-    for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-  )
-  return "  ".join((f"  {name}", *cells))
+  ends = (f"{name.removesuffix('_at_k')}@{k}" for name in more)
+  rows = [["", "prompts", named, "95 %", *ends]]
+  rows[0] += ["score", "tokens", "cut", "invalid"]
+  for name, s in sides.items():
+    interval = "" if s["low"] is None else f"{s['low']:.3f}-{s['high']:.3f}"
+    cells = [name, f"{s['prompts']}", f"{s['pass_at_k']['1']:.3f}", interval]
+    cells += [f"{s[which][k]:.3f}" for which in more]
+    cells += [f"{s['mean_score']:.3f}", f"{s['tokens_mean']:,.1f}"]
+    rows.append([*cells, f"{s['truncated_fraction']:.1%}", f"{s['invalid']}"])
+  first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+  lines = []
+  for name, *cells in rows:
+    padded = (f"{x:>{w}}" for x, w in zip(cells, widths, strict=True))
+    lines.append("  ".join((f"  {name:<{first}}", *padded)))
+  return "\n".join(lines)

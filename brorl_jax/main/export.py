@@ -20,27 +20,28 @@ from brorl_jax.runs import folder
 def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   """Writes the policy of `policy.checkpoint` to `workdir`.
 
-  `policy.checkpoint` is the folder of a run or one of its checkpoints,
-  such as runs/n512/checkpoints/60. The weights have the dtype of the model that
-  the run started from.
+  That is the folder of a run or one of its checkpoints. The weights have the
+  dtype of the model that the run started from.
   """
   folder.check_empty(workdir)
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
-    which = _find_run(c.checkpoint)
+    which = checkpoint_source.find_run(c.checkpoint)
+    if which is None:
+      raise ValueError(
+        f"config.policy.checkpoint = {c.checkpoint!r} is not a run; give the "
+        "folder of a run or one of its checkpoints, such as runs/n512 or "
+        "runs/n512/checkpoints/60"
+      )
     starts = [one._asdict() for one in checkpoint_source.starts(which)]
     text = checkpoint_source.read_tokenizer(which, c.chat_template)
     mesh = meshes.make_mesh()  # on any machine
     policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
+    # An evaluation compares its held-out prompts with this.
     record = json.dumps({"starts": starts}, indent=2) + "\n"
+    also = {checkpoint_source.TRAINED_ON: record}
     dtype = write(
-      workdir,
-      policy,
-      params,
-      source=which.source,
-      text=text,
-      # An evaluation compares its held-out prompts with this.
-      also={checkpoint_source.TRAINED_ON: record},
+      workdir, policy, params, source=which.source, text=text, also=also
     )
   except ValueError as e:
     raise UserError(str(e)) from None
@@ -60,10 +61,8 @@ def write(
 
   Args:
     workdir: A new or empty folder.
-    policy: The trained policy.
-    params: Its parameters.
-    source: The directory that it started from: tokenizer and dtype.
-    text: The tokenizer; if its chat template was replaced, it is written too.
+    source: The directory that the policy started from: tokenizer and dtype.
+    text: The tokenizer; its chat template is written too.
     also: Further files: text by name.
 
   Returns:
@@ -76,9 +75,8 @@ def write(
   dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
   workdir.parent.mkdir(parents=True, exist_ok=True)
   # A temporary folder, so that nothing is overwritten or removed.
-  part = pathlib.Path(
-    tempfile.mkdtemp(prefix=f".{workdir.name}.", dir=workdir.parent)
-  )
+  prefix = f".{workdir.name}."
+  part = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=workdir.parent))
   huggingface.save(part, policy, params, dtype=dtype, source=source)
   generation = part / "generation_config.json"
   if not generation.exists():  # otherwise transformers would not stop
@@ -91,14 +89,3 @@ def write(
   part.chmod(0o755)  # mkdtemp gives access to the owner only
   part.replace(workdir)  # empty or missing
   return dtype
-
-
-def _find_run(checkpoint: str) -> checkpoint_source.CheckpointSource:
-  run_source = checkpoint_source.find_run(checkpoint)
-  if run_source is None:
-    raise ValueError(
-      f"config.policy.checkpoint = {checkpoint!r} is not a run; give the "
-      "folder of a run or one of its checkpoints, such as runs/n512 or "
-      "runs/n512/checkpoints/60"
-    )
-  return run_source

@@ -26,19 +26,30 @@ def run(
   """Prints the plan of a run, of which no weights were loaded.
 
   Args:
-    this: The run, on a `machine`.
     where: Devices for which all programs are compiled too.
     fast: Whether two and three layers stand for all.
   """
-  c = this.config
+  c, judges = this.config, this.config.reward.verifier
   try:
-    if c.reward.verifier:
-      own.Rewards(c.reward.verifier, workers=1).close()  # imports them
+    if judges:
+      own.Rewards(judges, workers=1).close()  # imports them
     for phase in this.phases:
       _show(this, phase)
-    examples.check_data(c.data, own=bool(c.reward.verifier))
-    if c.data.files:
-      print(*_data(this), sep="\n")
+    examples.check_data(c.data, own=bool(judges))
+    if c.data.files and this.tokenizer is not None:
+      read = examples.Examples.of(c, this.text)
+      read.heldout()
+      longest = (
+        f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
+      )
+      print(*read.log_lines, longest, sep="\n")
+    elif c.data.files:
+      train, held = examples.read_files(c.data, own=bool(judges))
+      print(
+        f"files: {len(train.examples)} examples, held out "
+        f"{len(held.examples)}; the length of their prompts is unknown: "
+        f"{this.source.source} has no tokenizer.json"
+      )
     if where is not None:
       mesh = where.mesh(this.machine.axes)
       one = meshes.part(mesh, where.processes)
@@ -106,27 +117,12 @@ def _show(this: Run, phase: Phase) -> None:
     f"evaluations: {plans.heldout.prompts} prompts x {c.eval.n}\n"
     f"{plans.heldout.plan.table()}"
   )
-  memory_bytes = this.policy.target.memory_bytes
+  update = plans.update
   print(
-    f"an update, {plans.update.prompts} blocks x {plans.update.responses} rows",
-    *memory.shares(plans.update.parts, memory_bytes),
+    f"an update, {update.prompts} blocks x {update.responses} rows",
+    *memory.shares(update.parts, this.policy.target.memory_bytes),
     sep="\n",
   )
-
-
-def _data(this: Run) -> list[str]:
-  """Lines about the files; raises ValueError if they cannot be used."""
-  c, source = this.config, this.source.source
-  if this.tokenizer is None:
-    train, held = examples.read_files(c.data, own=bool(c.reward.verifier))
-    return [
-      f"files: {len(train.examples)} examples, held out {len(held.examples)}; "
-      f"the length of their prompts is unknown: {source} has no tokenizer.json"
-    ]
-  read = examples.Examples.of(c, this.text)
-  read.heldout()
-  longest = f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
-  return [*read.log_lines, longest]
 
 
 def locate(checkpoint: str) -> pathlib.Path:

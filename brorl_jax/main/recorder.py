@@ -1,12 +1,13 @@
 """Writes the files of a run: metrics, samples, events, evaluations."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +18,82 @@ from brorl_jax import config, evaluate, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import processes
+from brorl_jax.model import sharding
+from brorl_jax.plan.resolve import Heldout, Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import (
   clock,
-  covered,
   events,
   folder,
   intact,
-  machine,
+  lines,
   metrics,
 )
+from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.verdicts.base import Example
+
+if TYPE_CHECKING:
+  from brorl_jax.stages.scoring import Scorer
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
 _CORES_EVERY = 10  # steps between two warnings of the cores
 # Characters of a prompt or a response: on the terminal, and on trackers.
 _LINE, _TEXT = 100, 4000
+
+
+def records(
+  this: WithPolicy[Config],
+  c: Config,
+  how: Heldout,
+  examples: Examples,
+  scorer: "Scorer",
+  params: PyTree,
+  prompts: Sequence[Example],
+  *,
+  first: int = 0,
+) -> evaluate.Chunks:
+  """The records of held-out prompts from number `first` on.
+
+  Every evaluation uses the same random numbers: rollout n of example p draws
+  from (seed, 0, p, n).
+
+  `params` are spread over all processes, `c` says how prompts are sampled.
+  """
+  # Training does not use the key of step 0.
+  key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
+
+  def rollouts(
+    params: PyTree, part: Sequence[Example], start: int
+  ) -> types.Rollouts:
+    index = np.arange(start, start + len(part), dtype=np.int32)
+    asked = examples.pad(part, index)
+    return sampling.sample_heldout(this, c, how, params, asked, key)
+
+  return evaluate.evaluate(
+    sharding.local_copy(params, sharding.local_mesh(this.mesh)),
+    prompts,
+    rollouts=rollouts,
+    score_responses=scorer.score_responses,
+    texts=scorer.texts,
+    chunk=how.prompts,
+    first=first,
+  )
+
+
+def records_of_step(
+  this: Run,
+  examples: Examples,
+  scorer: "Scorer",
+  step: int,
+  params: PyTree,
+  prompts: Sequence[Example],
+) -> evaluate.Chunks:
+  """The records of an evaluation in a run, sampled as its phase says."""
+  phase = next(p for p in reversed(this.phases) if p.since <= max(step, 1))
+  c, how = phase.config, phase.memory.heldout
+  return records(this, c, how, examples, scorer, params, prompts)
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,9 +125,9 @@ class Recorder:
     self._files, self._early = [], []
 
   @functools.cached_property
-  def _covered(self) -> covered.Covered:
+  def _covered(self) -> lines.Covered:
     configs = folder.configs(self.workdir) or [config.as_dict(self.c)]
-    return covered.look(self.workdir, configs)
+    return lines.covered(self.workdir, configs)
 
   def lacks(self, step: int) -> str | None:
     return self._covered.lacks(step)
@@ -89,31 +148,30 @@ class Recorder:
     Raises:
       Damaged: The files lack steps up to `done`, or have some of -1.
     """
-    c, devices = self.c, jax.devices()
-    why = folder.begun(self.workdir) if done < 0 else self.lacks(done)
+    c, devices, workdir = self.c, jax.devices(), self.workdir
+    why = folder.begun(workdir) if done < 0 else self.lacks(done)
     if why is not None:
       raise metrics.Damaged(why)
     self.started = True
     what = f"resumes after step {done}" if done >= 0 else "first step compiles"
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
+    values = config.as_dict(c)
     if done < 0:  # config.json is the first file of a run
-      folder.write_config(config.as_dict(c), self.workdir, **self.entries)
-    lines = functools.partial(metrics.JsonLines, after=done, warn=self.warn)
-    workdir = self.workdir
-    self._samples = lines(workdir / "samples.jsonl")
-    self._visits = lines(workdir / "visits.jsonl")
-    self._events = lines(workdir / "events.jsonl", keep=events.of_process)
-    self._curve = lines(workdir / "eval" / "curve.jsonl")
-    self._records = lines(workdir / "eval" / "records.jsonl")
-    curve = metrics.each_line(workdir / "eval" / "curve.jsonl")
+      folder.write_config(values, workdir, **self.entries)
+    opened = functools.partial(lines.JsonLines, after=done, warn=self.warn)
+    self._samples = opened(workdir / "samples.jsonl")
+    self._visits = opened(workdir / "visits.jsonl")
+    of_process = lambda line: line.get("event") in events.OF_PROCESS
+    self._events = opened(workdir / "events.jsonl", keep=of_process)
+    self._curve = opened(workdir / "eval" / "curve.jsonl")
+    self._records = opened(workdir / "eval" / "records.jsonl")
     self._writer = metrics.Writer(
       workdir,
       after=done,
       steps=c.run.steps,
       warn=self.warn,
       wandb=c.run.wandb,
-      config=config.as_dict(c),
-      evaluations=((line["step"], _scalars(line)) for line in curve),
+      config=values,
     )
     self._files = [self._samples, self._visits, self._events, self._curve]
     self._files += [self._records, self._writer]
@@ -121,8 +179,30 @@ class Recorder:
     self._open = True
     self._record_start(done)
     if done >= 0:
-      folder.write_config(config.as_dict(c), self.workdir, **self.entries)
+      folder.write_config(values, workdir, **self.entries)
       self._trace(done + 1)
+
+  def _record_start(self, done: int) -> None:
+    """Records a start or resume, and what is not as it was before."""
+    if done >= 0 and (found := folder.differences(self.workdir)):
+      each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
+      self.warn(
+        f"not bit-identical from here: {', '.join(each)}", changed=found
+      )
+    for event in self._early:
+      self._write(self._last, event)
+    if done < 0:
+      self._write(0, {"event": "start", **events.here()})
+      if refused := self.entries.get("left_out"):
+        why = f"{len(refused)} lines left out; the first: {refused[0]}"
+        event = {"event": "data", "count": len(refused), "why": why}
+        self._write(0, event)
+    elif done < self.c.run.steps:
+      after = events.last_word(self.workdir / "events.jsonl")
+      more = {"again": self._covered.steps - done, "after": after}
+      self._write(done, {"event": "resume", **more, **events.here()})
+    if self.changed:
+      self.event(done, {"event": "config", "changed": dict(self.changed)})
 
   def _trace(self, step: int = 0) -> None:
     """Ends a trace; begins one if this is the step that is asked for."""
@@ -136,37 +216,14 @@ class Recorder:
       self._tracing = False
       self.warn(f"--profile_step: {first_line(e)}")
 
-  def _record_start(self, done: int) -> None:
-    """Records a start or resume, and what is not as it was before."""
-    if done >= 0 and (found := machine.differences(self.workdir)):
-      each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
-      self.warn(
-        f"not bit-identical from here: {', '.join(each)}", changed=found
-      )
-    for event in self._early:
-      self._write(self._last, event)
-    if done < 0:
-      self._write(0, {"event": "start", **events.here()})
-      if left_out := events.left_out(self.entries.get("left_out") or ()):
-        self._write(0, left_out)
-    elif done < self.c.run.steps:
-      path = self.workdir / "events.jsonl"
-      more = {"again": self._covered.steps - done}
-      more |= {"after": events.last_word(path), **events.here()}
-      self._write(done, {"event": "resume", **more})
-    if self.changed:
-      self.event(done, {"event": "config", "changed": dict(self.changed)})
-
   def sync(self) -> None:
     for file in self._files:
       file.sync()
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._write(step, what)
-    more = (f"{k}: {v}" for k, v in what.items() if k != "event")
-    self._writer.say(
-      step, f"{what['event']}: {what.get('why') or ', '.join(more)}"
-    )
+    more = ", ".join(f"{k}: {v}" for k, v in what.items() if k != "event")
+    self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
   def _write(self, step: int, what: Mapping[str, Any]) -> None:
     line = {"step": step, "time": events.now(), **what}
@@ -188,12 +245,11 @@ class Recorder:
     sampled: SampledGroups,
   ) -> None:
     self._trace()
-    replaced = self.replaced()
+    replaced, groups = self.replaced(), sampled.groups
     count = sum(replaced.values())
-    more = {"score/replaced_workers": count}
-    drawn = metrics.histograms(sampled.groups)
-    self._writer.write_scalars(step, {**scalars, **more}, drawn)
-    self._samples.write(*samples(step, kept, sampled.groups, self.examples))
+    scalars = {**scalars, "score/replaced_workers": count}
+    self._writer.write_scalars(step, scalars, metrics.histograms(groups))
+    self._samples.write(*samples(step, kept, groups, self.examples))
     self._visits.write(*visits(step, sampled, self.examples))
     self._last = step
     late = step >= self._warned + _CORES_EVERY
@@ -201,10 +257,10 @@ class Recorder:
       self._warned = step
       self.warn(f"step {step}: {why}")
     if count:
-      why = events.most_frequent(replaced)
+      ranked = collections.Counter(replaced).most_common(3)
+      why = "; ".join(f"{n} x {reason}" for reason, n in ranked)
       self.event(step, {"event": "workers", "count": count, "why": why})
-    responses = sampled.groups.scores.responses
-    responses = responses[sampled.groups.rollouts.drawn]
+    responses = groups.scores.responses[groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
     self._record_unjudged(step, failed, len(responses))
     self._trace(step + 1)
@@ -212,8 +268,11 @@ class Recorder:
   def _record_unjudged(
     self, step: int, failed: Sequence[tuple[str, str]], of: int
   ) -> None:
-    if event := events.unjudged(failed, of):
-      self.event(step, event)
+    """Of each: task and reason."""
+    if failed:
+      (task, why), _ = collections.Counter(failed).most_common(1)[0]
+      event = {"event": "unjudged", "count": len(failed), "of": of}
+      self.event(step, {**event, "task": task, "why": why})
 
   def dump(
     self,
@@ -251,12 +310,12 @@ class Recorder:
 
   def evaluate(self, step: int, params: PyTree) -> float:
     self._trace()
-    records = [*itertools.chain(*self.measured(step, params))]
-    evaluate.check_invalid(records)
-    invalid = [one for one in records if one["status"] == "invalid"]
+    found = [*itertools.chain(*self.measured(step, params))]
+    evaluate.check_invalid(found)
+    invalid = [one for one in found if one["status"] == "invalid"]
     failed = [(one["task"], one["reason"]) for one in invalid]
-    self._record_unjudged(step, failed, len(records))
-    summary, rates = evaluate.summary(records), evaluate.rates(records)
+    self._record_unjudged(step, failed, len(found))
+    summary, rates = evaluate.summary(found), evaluate.rates(found)
     mean = float(jnp.array(rates).mean())
     half = stats.mean_interval(np.array(rates))[1] if len(rates) > 1 else None
     by_family = {
@@ -264,7 +323,7 @@ class Recorder:
       for domain in summary["by_domain"].values()
       for task, numbers in domain["by_task"].items()
     }
-    self._records.write(*({"step": step, **record} for record in records))
+    self._records.write(*({"step": step, **record} for record in found))
     line = {
       "step": step,
       "pass_at_1": mean,
@@ -274,9 +333,8 @@ class Recorder:
       "summary": summary,
     }
     self._curve.write(line)
-    self._writer.write_evaluation(
-      step, _scalars(line), pair(records, _LINE), pair(records, _TEXT)
-    )
+    short, text = pair(found, _LINE), pair(found, _TEXT)
+    self._writer.write_evaluation(step, _scalars(line), short, text)
     if not step:
       self._trace(1)
     return mean
@@ -319,6 +377,44 @@ class Recorder:
     elif status or self._began < self.c.run.steps:
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
+
+
+class _Silent:
+  """Writes nothing."""
+
+  event = step = dump = sync = lambda *_: None
+
+
+class Together:
+  """The recorder of one process of many; see `train.StepRecorder`.
+
+  Process 0 reads and writes the files, and the others learn what it found.
+  """
+
+  started = False  # whether the files have been begun
+
+  def __init__(self, recorder: Recorder):
+    self._recorder = recorder
+    writes: Any = recorder if processes.leads() else _Silent()
+    self.event, self.step = writes.event, writes.step
+    self.dump, self.sync = writes.dump, writes.sync
+
+  def lacks(self, step: int) -> str | None:
+    leads = processes.leads()
+    return processes.first(self._recorder.lacks(step) if leads else None)
+
+  def start(self, done: int) -> None:
+    if processes.leads():
+      self._recorder.start(done)
+    processes.first(None)  # a start that fails ends here for all
+    self.started = True
+
+  def evaluate(self, step: int, params: PyTree) -> float:
+    if processes.leads():
+      return processes.first(self._recorder.evaluate(step, params))
+    for _ in itertools.chain(*self._recorder.measured(step, params)):
+      pass
+    return processes.first(0.0)
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -369,37 +465,38 @@ def visits(
 ) -> Iterator[dict[str, Any]]:
   """What each prompt that was drawn got, in candidate order."""
   prompts, rollouts, scores = sampled.groups
-  right = sampled.groups.right
-  invalid = ~scores.valid & rollouts.drawn
+  counts = {
+    "drawn": rollouts.drawn.sum(axis=1),
+    "right": sampled.groups.right.sum(axis=1),
+    "invalid": (~scores.valid & rollouts.drawn).sum(axis=1),
+    "tokens": rollouts.mask.sum(axis=(1, 2)),
+  }
   for i, p in enumerate(prompts.index.tolist()):
     example = examples.example(step, p)
     yield {
       "step": step,
       "id": example.id,
       "task": example.task,
-      "drawn": int(rollouts.drawn[i].sum()),
-      "right": int(right[i].sum()),
-      "invalid": int(invalid[i].sum()),
-      "tokens": int(rollouts.mask[i].sum()),
+      **{name: int(count[i]) for name, count in counts.items()},
       "kept": bool(sampled.kept[i]),
     }
 
 
-def pair(records: Sequence[evaluate.Record], most: int) -> str:
+def pair(found: Sequence[evaluate.Record], most: int) -> str:
   """The first right and wrong response with prompt and verdict, as text.
 
-  Of a prompt or response at most so many characters are shown.
+  Of a prompt or response at most `most` characters are shown.
   """
-  texts = [one for one in records if "response" in one]
-  lines = []
+  shown = []
   for passed in (True, False):
-    for one in [one for one in texts if one["pass"] == passed][:1]:
+    some = [x for x in found if "response" in x and x["pass"] == passed]
+    for one in some[:1]:
       why = f"  ({_clipped(one['reason'], most)})" if one["reason"] else ""
-      lines.append(
-        f"  {one['status']}  {one['task']}: {_clipped(one['prompt'], most)}\n"
-        f"    -> {_clipped(one['response'], most)}{why}"
-      )
-  return "\n".join(lines)
+      shown += [
+        f"  {one['status']}  {one['task']}: {_clipped(one['prompt'], most)}",
+        f"    -> {_clipped(one['response'], most)}{why}",
+      ]
+  return "\n".join(shown)
 
 
 def _clipped(text: str, most: int) -> str:

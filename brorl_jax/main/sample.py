@@ -1,103 +1,319 @@
-"""--mode=sample: a policy answers prompts of flags, a file, or standard input.
+"""--mode=sample, and text in, text out: a policy with its tokenizer.
 
-On a terminal the answers are text. Otherwise each answer is a line of JSON.
+    policy = load("runs/n512")
+    policy.sample("Calculate 3 + 4 * 2.", n=512)
+
+Programs are compiled per n, max_new_tokens, sampling parameters, and powers of
+two of prompt tokens and prompts, so that most later calls reuse them.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from absl import flags
+import jax
+import numpy as np
+from absl import logging
+from jaxtyping import PyTree
 
+from brorl_jax.data import dataset, schema
 from brorl_jax.errors import UserError
+from brorl_jax.model.policy import Policy
+from brorl_jax.model.tokenizer import Tokenizer, left_pad
+from brorl_jax.plan import checkpoint_source, memory
+from brorl_jax.rollout import sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.stages import examples
+from brorl_jax.types import Prompts
+from brorl_jax.verdicts.base import Example, posed
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.pool import Job, Pool
 
-if TYPE_CHECKING:  # importing jax takes seconds: --help needs these flags
-  from brorl_jax.main.text_policy import Response, TextPolicy
-  from brorl_jax.verdicts.base import Example, Verdict
+# For models that are not runs: a run has its own limit.
+_MAX_NEW_TOKENS = 256
+# Rollouts that are sampled together; more are hardly faster.
+_TOGETHER = 512
 
-_PROMPT = flags.DEFINE_multi_string(
-  "prompt", [], "--mode=sample: a prompt; may be given several times."
-)
-_PROMPTS = flags.DEFINE_string(
-  "prompts",
-  None,
-  "--mode=sample: a file of prompts: .jsonl or .parquet as for training, whose "
-  "responses are scored, or a text file with one prompt per line.",
-)
-_N = flags.DEFINE_integer("n", 1, "--mode=sample: responses per prompt.")
-_TEMPERATURE = flags.DEFINE_float(
-  "temperature", 1.0, "--mode=sample: temperature; 0 is greedy."
-)
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-  "max_new_tokens",
-  None,
-  "--mode=sample: longest response in tokens; by default that of the run, or "
-  "256 for a model that is not a run.",
-)
-_OWN = (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS)
+Messages = Sequence[Mapping[str, str]]  # each with "role" and "content"
 
 
-def refuse_flags(mode: str) -> None:
-  """Raises UserError if flags of this mode are given for another mode."""
-  for flag in _OWN:
-    if flag.present:
-      raise UserError(
-        f"--{flag.name} is for --mode=sample, not --mode={mode}; leave it out"
+class Response(NamedTuple):
+  """A response of a policy."""
+
+  text: str  # without the end token
+  tokens: list[int]  # with it
+  logp: float  # of the tokens under the sampling distribution, in nats
+  truncated: bool  # whether it was cut at the limit
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextPolicy:
+  """A policy with text as input and output."""
+
+  policy: Policy  # shapes and constants, with `logits`
+  params: PyTree = dataclasses.field(repr=False)  # on one device
+  tokenizer: Tokenizer = dataclasses.field(repr=False)
+  step: int | None = None  # of the run that trained it
+  max_new_tokens: int = _MAX_NEW_TOKENS  # of a response, if nothing is said
+  system: str = ""  # message of the run's prompts
+  # By domain, the text after each question.
+  instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def sample(self, prompts: Any, n: int = 1, **how: Any) -> Any:
+    """N responses to a prompt, or to each of several.
+
+    Args:
+      prompts: A question, which is completed as `posed` does; a conversation
+        (messages with "role" and "content"), which is not changed; or a list of
+        either.
+      n: Responses per prompt.
+      **how: See `each`.
+
+    Returns:
+      A list of n `Response` for one prompt; a list of such lists for several.
+
+    Raises:
+      ValueError: Names an argument that is out of range or does not fit.
+    """
+    if isinstance(prompts, Mapping):
+      raise ValueError(
+        "prompts is one message; a conversation is a list: use [message]"
       )
+    prompts = prompts if isinstance(prompts, str) else [*prompts]
+    is_single = isinstance(prompts, str) or any(
+      isinstance(m, Mapping) for m in prompts
+    )
+    responses = [*self.each([prompts] if is_single else prompts, n, **how)]
+    return responses[0] if is_single else responses
+
+  def each(
+    self,
+    prompts: Sequence[Any],
+    n: int = 1,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    first: int = 0,
+  ) -> Iterator[list[Response]]:
+    """The responses to each prompt, as soon as they are finished.
+
+    Response i to prompt p depends on (seed, p, i) alone: with a larger n the
+    first responses stay the same. Rounding can change a token, because batches
+    of other shapes add in another order.
+
+    Args:
+      prompts: Questions or conversations.
+      n: Responses per prompt.
+      temperature: 0 is greedy.
+      top_k: Keeps the k most probable tokens; 0 keeps all.
+      top_p: Keeps the most probable tokens up to this mass.
+      min_p: Keeps tokens with at least this fraction of the largest
+        probability.
+      max_new_tokens: Longest response; None: the policy's default.
+      first: Index p of the first prompt.
+    """
+    limit = self.max_new_tokens if max_new_tokens is None else max_new_tokens
+    counts = {"n": (n, 1), "max_new_tokens": (limit, 1), "seed": (seed, 0)}
+    for name, (value, least) in {**counts, "top_k": (top_k, 0)}.items():
+      if type(value) is not int or not least <= value < 2**31:
+        raise ValueError(
+          f"{name} = {value!r} must be an integer of at least {least} and "
+          "below 2**31"
+        )
+    sampling = SamplingParams(temperature, top_k, top_p, min_p)
+    ids = [self._rendered(i, one, limit) for i, one in enumerate(prompts)]
+    if not ids:
+      return
+    width = sampler.prompt_width(max(map(len, ids)))
+    fits = self._fitted(len(ids), n, width, limit, sampling)
+    done = 0
+    while done < len(ids):
+      count = min(fits.load.prompts, _power_of_two(len(ids) - done))
+      part = ids[done : done + count]
+      index = np.arange(first + done, first + done + count, dtype=np.int32)
+      out = sampler.rollouts(
+        fits.spec(sampling, self.tokenizer.stop_ids),
+        self.params,
+        Prompts(*left_pad(part, width), index),
+        jax.random.key(seed),
+      )
+      host = jax.device_get(out)
+      for p in range(count):
+        pairs = zip(host.tokens[p], host.mask[p], strict=True)
+        tokens = [row[keep].tolist() for row, keep in pairs]
+        logp = host.logp[p].sum(axis=1, dtype=np.float64)  # 0 after the end
+        text = self.tokenizer.decode(tokens)
+        columns = text, tokens, logp.tolist(), host.truncated[p].tolist()
+        yield [Response(*one) for one in zip(*columns, strict=True)]
+      done += count
+
+  def posed(self, question: str | Example, domain: str = "") -> Messages:
+    """A question in the form of the run's prompts; unchanged without a run.
+
+    The instruction of `domain`, or of the example's, follows it.
+    """
+    if isinstance(question, str):
+      user = {"role": "user", "content": question}
+      question = Example("", domain, "", [user], {})
+    return posed(
+      question,
+      system=self.system,
+      instruction=self.instructions.get(question.domain, ""),
+    )
+
+  def _rendered(self, number: int, prompt: Any, limit: int) -> list[int]:
+    """Token ids of a prompt; raises ValueError if it is invalid or too long."""
+    messages = self.posed(prompt) if isinstance(prompt, str) else prompt
+    if not all(map(_is_message, messages)):
+      raise ValueError(
+        f"prompt {number} must be a text or a list of messages, each with "
+        "'role' and 'content' as text"
+      )
+    try:
+      ids = self.tokenizer.render(messages)
+    except Exception as e:  # a template is code and may raise anything
+      reason = " ".join(str(e).split()) or type(e).__name__
+      raise ValueError(
+        f"prompt {number}: the chat template fails: {reason}"
+      ) from e
+    if len(ids) + limit > (most := self.policy.max_positions):
+      raise ValueError(
+        f"prompt {number} has {len(ids)} tokens; with max_new_tokens = "
+        f"{limit} that is above the policy's {most} positions; shorten one"
+      )
+    return ids
+
+  def _fitted(
+    self, prompts: int, n: int, width: int, limit: int, how: SamplingParams
+  ) -> memory.RolloutPlan:
+    """As many prompts as fit at one time; raises ValueError if none does."""
+    load = memory.Load(
+      self.policy,
+      sum(x.nbytes for x in jax.tree.leaves(self.params)),
+      n=n,
+      prompts=_power_of_two(min(prompts, max(_TOGETHER // n, 1))),
+      prompt_tokens=width,
+      max_new_tokens=limit,
+      cut=how.top_p < 1.0 or how.top_k > 0,
+    )
+    while True:
+      try:
+        return memory.rollouts(load, self.policy.target.memory_bytes)
+      except memory.TooLarge:
+        if load.prompts == 1:
+          raise
+        load = dataclasses.replace(load, prompts=load.prompts // 2)
 
 
-def run(where: str) -> None:
-  """Answers prompts with the policy `where`, see `text_policy.load`.
+def _is_message(value: Any) -> bool:
+  text = lambda name: isinstance(value.get(name), str)
+  return isinstance(value, Mapping) and text("role") and text("content")
+
+
+def _power_of_two(most: int) -> int:
+  """The largest power of two that is at most `most`."""
+  return 1 << (most.bit_length() - 1)
+
+
+def load(
+  where: str | os.PathLike[str] = "",
+  *,
+  step: int | None = None,
+  dtype: str | None = None,
+) -> TextPolicy:
+  """Loads a policy onto the first device.
+
+  Args:
+    where: The folder of a run, one of its checkpoints such as
+      runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on
+      the hub, or "" for the policy that comes with this package.
+    step: Step of the run; None: the newest checkpoint.
+    dtype: Dtype of parameters and activations, "float32" or "bfloat16"; None:
+      that of the run, or float32.
+
+  Raises:
+    ValueError: In one line: there is no such policy, or it cannot be read.
+  """
+  place = os.path.expanduser(where)
+  which = checkpoint_source.locate(place)
+  if step is not None:
+    if which.run is None or which.step is not None:
+      raise ValueError(
+        f"step = {step} needs the folder of a run; {place!r} is not one"
+      )
+    which = which._replace(step=step)
+  ran = checkpoint_source.ran(which)
+  dtype = dtype or (ran.dtype if ran else "float32")
+  policy, params, step = checkpoint_source.load(
+    which, None, dtype=dtype, param_dtype=dtype
+  )
+  text = checkpoint_source.read_tokenizer(which)
+  checkpoint_source.check_vocabulary(which.source, text, policy)
+  if ran is None:
+    return TextPolicy(policy, params, text)
+  limit, system, after = ran.max_new_tokens, ran.system, ran.instructions
+  return TextPolicy(policy, params, text, step, limit, system, after)
+
+
+# ----------------------------------------------------------------- the command
+
+
+def run(
+  where: str, *, prompt: Sequence[str], prompts: str | None, **how: Any
+) -> None:
+  """Answers prompts of flags, a file, or standard input with a policy.
+
+  On a terminal the answers are text. Otherwise each answer is a line of JSON.
+
+  Args:
+    where: The policy, see `load`.
+    prompt: Prompts.
+    prompts: A file of prompts.
+    **how: See `TextPolicy.each`.
 
   Raises:
     UserError: A flag, a prompt or the policy is invalid.
   """
-  from absl import logging
-
-  from brorl_jax.main import text_policy
-
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
-    asked = _given(where)
-    talk = _Talk(text_policy.load(where))
-    step = talk.policy.step
-    at = "" if step is None else f", step {step}"
+    if prompt and prompts is not None:
+      raise ValueError("--prompt and --prompts are both given; keep one")
+    asked = prompt if prompts is None else _read(prompts, where)
+    policy = load(where)
+    at = "" if policy.step is None else f", step {policy.step}"
     print(f"{where or 'the embedded policy'}{at}", file=sys.stderr)
-    with contextlib.closing(talk):
-      if asked is None:
-        for number, text in enumerate(_typed()):
-          talk.answer([text], first=number)
-      else:
-        talk.answer(asked)
+    # The user's own rewards are no domain, and judge nothing here.
+    if {getattr(one, "domain", "") for one in asked} & DOMAINS.keys():
+      verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
+      with contextlib.closing(Pool(verifiers)) as judges:
+        _answer(policy, asked, judges, how)
+    elif asked:
+      _answer(policy, asked, None, how)
+    else:
+      for number, text in enumerate(_typed()):
+        _answer(policy, [text], None, {**how, "first": number})
   except ValueError as e:
     raise UserError(str(e)) from None
   except BrokenPipeError:  # the reader of standard output has stopped
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _given(where: str) -> "Sequence[str | Example] | None":
-  """The prompts of the flags; None: read standard input.
-
-  A file of examples is read with the settings of the run.
+def _read(path: str, where: str) -> Sequence[str | Example]:
+  """The prompts of a file; examples are read with the settings of the run.
 
   Raises:
-    ValueError: The prompts cannot be read.
+    ValueError: They cannot be read.
   """
-  path = _PROMPTS.value
-  if path is None:
-    return _PROMPT.value or None
-  if _PROMPT.value:
-    raise ValueError("--prompt and --prompts are both given; keep one")
   if path.endswith((".jsonl", ".parquet")):
-    from brorl_jax.data import dataset, schema
-    from brorl_jax.plan import checkpoint_source
-    from brorl_jax.stages import examples
-    from brorl_jax.verdicts.domains import DOMAINS
-
     form = schema.PLAIN
     if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
       form = examples.file_form(ran.fields, ran.domain, own=ran.own)
@@ -121,99 +337,55 @@ def _typed() -> Iterator[str]:
         yield line
 
 
-class _Talk:
-  """A policy, its verifiers, and the output."""
-
-  def __init__(self, policy: "TextPolicy"):
-    self.policy = policy
-    self._plain = sys.stdout.isatty()
-    self._pool = None
-    self._right = self._judged = 0
-
-  def close(self) -> None:
-    """Ends the verifiers and prints how many responses were right."""
-    if self._pool is not None:
-      self._pool.close()
-      share = self._right / max(self._judged, 1)
-      print(
-        f"{self._right} of {self._judged} responses are right ({share:.1%})",
-        file=sys.stderr,
-      )
-
-  def answer(self, asked: "Sequence[str | Example]", *, first: int = 0) -> None:
-    """Prints the responses to prompts; `first` is the index of the first."""
-    posed = [self.policy.posed(question) for question in asked]
-    each = self.policy.each(
-      posed,
-      _N.value,
-      temperature=_TEMPERATURE.value,
-      max_new_tokens=_MAX_NEW_TOKENS.value,
-      first=first,
-    )
-    several = len(asked) > 1 or _N.value > 1
-    for question, messages, responses in zip(asked, posed, each, strict=True):
-      text = messages[-1]["content"]
-      if self._plain and several:
-        print(f"> {text}")
-      self._print(question, text, responses)
-
-  def _print(
-    self,
-    question: "str | Example",
-    asked: str,
-    responses: "Sequence[Response]",
-  ) -> None:
-    """Prints the responses to a prompt, scored if it has an answer."""
-    verdicts: Sequence[Verdict | None] = [None] * len(responses)
-    if not isinstance(question, str):
-      verdicts = self._verdicts(question, responses) or verdicts
-    both = zip(responses, verdicts, strict=True)
-    for n, (response, verdict) in enumerate(both):
-      if not self._plain:
-        line = {"prompt": asked, "sample": n, **_fields(response)}
-        print(json.dumps(line | _judged(question, verdict), ensure_ascii=False))
+def _answer(
+  policy: TextPolicy,
+  asked: Sequence[str | Example],
+  judges: Pool | None,
+  how: Mapping[str, Any],
+) -> None:
+  """Prints the responses to prompts, and their verdicts if there are judges."""
+  posed = [policy.posed(question) for question in asked]
+  plain, right, count = sys.stdout.isatty(), 0, 0
+  each = policy.each(posed, **how)
+  for question, messages, responses in zip(asked, posed, each, strict=True):
+    text = messages[-1]["content"]
+    if plain and len(asked) * len(responses) > 1:
+      print(f"> {text}")
+    verdicts: list[Any] = [None] * len(responses)
+    if judges is not None and isinstance(question, Example):
+      domain, entry = question.domain, question.entry
+      jobs = [Job(domain, one.text, entry) for one in responses]
+      verdicts = [scored.verdict for scored in judges.score(jobs)]
+      right += sum(verdict.status == "pass" for verdict in verdicts)
+      count += len(verdicts)
+    for n, (one, verdict) in enumerate(zip(responses, verdicts, strict=True)):
+      if plain:
+        _show(f"[{n + 1}] " * (len(responses) > 1), one, verdict)
         continue
-      print(f"[{n + 1}] " * (len(responses) > 1) + response.text)
-      if response.truncated:
-        print(f"[cut at {len(response.tokens)} tokens]")
+      line = {"prompt": text, "sample": n, "response": one.text}
+      line |= {"tokens": len(one.tokens), "logp": one.logp}
+      line |= {"truncated": one.truncated}
       if verdict is not None:
-        reason = f": {verdict.reason}" if verdict.reason else ""
-        print(f"[{verdict.status}{reason}]")
+        line |= _judged(question, verdict)
+      print(json.dumps(line, ensure_ascii=False))
     sys.stdout.flush()
-
-  def _verdicts(
-    self, example: "Example", responses: "Sequence[Response]"
-  ) -> "list[Verdict]":
-    """Verdicts of the domain's verifier; none with the user's own rewards."""
-    from brorl_jax.verdicts import domains, pool
-
-    if example.domain not in domains.DOMAINS:
-      return []
-    if self._pool is None:
-      verifiers = {name: one.verify for name, one in domains.DOMAINS.items()}
-      self._pool = pool.Pool(verifiers)
-    jobs = [pool.Job(example.domain, r.text, example.entry) for r in responses]
-    verdicts = [one.verdict for one in self._pool.score(jobs)]
-    self._judged += len(verdicts)
-    self._right += sum(verdict.status == "pass" for verdict in verdicts)
-    return verdicts
+  if count:
+    share = f"{right} of {count} responses are right ({right / count:.1%})"
+    print(share, file=sys.stderr)
 
 
-def _fields(response: "Response") -> dict[str, Any]:
-  return {
-    "response": response.text,
-    "tokens": len(response.tokens),
-    "logp": response.logp,
-    "truncated": response.truncated,
-  }
+def _show(number: str, response: Response, verdict: Any) -> None:
+  """Prints a response on a terminal."""
+  print(f"{number}{response.text}")
+  if response.truncated:
+    print(f"[cut at {len(response.tokens)} tokens]")
+  if verdict is not None:
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    print(f"[{verdict.status}{reason}]")
 
 
-def _judged(
-  question: "str | Example", verdict: "Verdict | None"
-) -> dict[str, Any]:
+def _judged(question: Any, verdict: Any) -> dict[str, Any]:
   """The verdict in the form of samples.jsonl."""
-  if isinstance(question, str) or verdict is None:
-    return {}
   return {
     "id": question.id,
     "domain": question.domain,

@@ -1,15 +1,12 @@
 """Checks of flags and config values, before anything is loaded.
 
-What a single field of a training config allows is in config/; what its sections
-must meet together is here, as (field, whether it holds, what it must be).
+What a single field of a config allows is in config/; what its sections must
+meet together is here, as (field, whether it holds, what it must be).
 """
 
 import difflib
 import functools
 import importlib.util
-import itertools
-import math
-import operator
 import pathlib
 import re
 import sys
@@ -22,7 +19,7 @@ from ml_collections import ConfigDict, config_flags
 from brorl_jax import config
 from brorl_jax.config.sampling import Sampling
 from brorl_jax.config.section import Rule
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, first_line
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -48,39 +45,52 @@ _ELSEWHERE = {
   "dataset": "data.files",
   "train_files": "data.files",
 }
+# How alike a name must be that is proposed; less misleads.
+_ALIKE = 0.7
 
 
 def parse_flags(argv: list[str]) -> list[str]:
   """absl's parser with errors in one line instead of a traceback."""
   try:
-    argv = [argv[0], *_found_configs(argv[1:])]
-    _check_overrides(argv[1:])
-    return flags.FLAGS(argv)
+    return flags.FLAGS([argv[0], *_checked(argv[1:])])
   except UserError as e:
     line = str(e)
   except flags.UnrecognizedFlagError as e:
     known = [*flags.FLAGS]
     line = f"there is no --{e.flagname}{_hint(e.flagname, known, '--')}"
   except Exception as e:
-    line = (str(e).strip() or type(e).__name__).splitlines()[0]
+    line = first_line(e)
     for pattern, better in _BETTER.items():
       line = re.sub(pattern, better, line)
   print(f"error: {line}", file=sys.stderr)
   sys.exit(2)
 
 
-def _found_configs(args: list[str]) -> list[str]:
-  """The arguments with --config=n512:1p5b replaced by a file of the package."""
-  out, value = [], False
-  for arg in args:
-    name, equals, given = arg.partition("=")
-    if value:
-      out.append(_config_path(arg))
-    elif name in ("-config", "--config") and equals:
-      out.append(f"{name}={_config_path(given)}")
-    else:
-      out.append(arg)
-    value = arg in ("-config", "--config")
+def _checked(args: list[str]) -> list[str]:
+  """The arguments, with the path of the package's file for --config=n512.
+
+  Raises UserError for a config file or a field that does not exist, of which
+  ml_collections would raise a traceback without a close match.
+  """
+  out, fields = list[str](), list[str]()
+  given, rest = None, iter(args)
+  for arg in rest:
+    if arg == "--":  # what follows are no flags
+      out += [arg, *rest]
+      break
+    name, equals, value = arg.partition("=")
+    if name in ("-config", "--config"):
+      given = value if equals else next(rest, "")
+      arg = f"--config={_config_path(given)}"
+    elif match := re.match(r"--?(?:no)?config\.([\w.]+)", name):
+      fields.append(match[1])
+    out.append(arg)
+  if given is None:
+    return out
+  known = _known_fields(_config_path(given))
+  for field in fields:
+    if field not in known:
+      raise UserError(_no_field(field, known, "--config."))
   return out
 
 
@@ -101,22 +111,8 @@ def _config_path(given: str) -> str:
   return f"{packaged}{colon}{rest}" if packaged.is_file() else given
 
 
-def _check_overrides(args: list[str]) -> None:
-  """Checks that the config file and the fields on the command line exist.
-
-  ml_collections would raise a traceback without a close match.
-  """
-  file, given = None, []
-  for arg, after in itertools.pairwise([*args, ""]):
-    if arg == "--":
-      break
-    name, equals, value = arg.partition("=")
-    if name in ("-config", "--config"):
-      file = value if equals else after
-    elif match := re.match(r"--?(?:no)?config\.([\w.]+)", name):
-      given.append(match[1])
-  if file is None:
-    return
+def _known_fields(file: str) -> list[str]:
+  """The fields of a config file; raises UserError if it does not run."""
   if not file:
     raise UserError(
       "--config is empty; give a file, or the name of a packaged config: n512"
@@ -124,9 +120,7 @@ def _check_overrides(args: list[str]) -> None:
   path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
-    near += (
-      [p.stem for p in CONFIGS.glob("[!_]*.py")] if not path.suffix else []
-    )
+    near += [p.stem for p in CONFIGS.glob("[!_]*.py") if not path.suffix]
     raise UserError(
       f"config file {path} does not exist{_hint(str(path), near)}"
     )
@@ -135,65 +129,49 @@ def _check_overrides(args: list[str]) -> None:
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
   try:
     holder(argv)
-    fields = list(config.flat(holder.config.to_dict()))
+    if holder.config is None:
+      raise ValueError("get_config returns nothing; end it with `return c`")
+    return [*config.flat(holder.config.to_dict())]
   except (Exception, SystemExit) as e:  # a config is code: any error
-    raise UserError(f"config file {path}: {_first_line(e)}") from None
-  for name in given:
-    if name not in fields:
-      raise UserError(_no_field(name, fields))
+    raise UserError(f"config file {path}: {_cause(e)}") from None
 
 
-def _no_field(name: str, fields: list[str]) -> str:
-  """The error for an unknown --config.NAME, with the name that was meant."""
-  unknown = f"there is no --config.{name}"
-  if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
-    return f"{unknown}; it is --config.{meant} here"
-  same = [f for f in fields if f.endswith(f".{name}")]
-  if len(same) == 1:
-    return f"{unknown}; did you mean --config.{same[0]}?"
-  # Also finds a misspelt field that is given without its section.
-  ends = {f.rpartition(".")[2]: f for f in fields}
-  close = difflib.get_close_matches(name, ends, 1, cutoff=0.7)
-  if "." not in name and close:
-    return f"{unknown}; did you mean --config.{ends[close[0]]}?"
-  return unknown + _hint(name, fields, "--config.")
-
-
-def _first_line(error: BaseException) -> str:
-  """The cause of an error, without the words that ml_collections adds."""
-  messages: list[str] = []
+def _cause(error: BaseException) -> str:
+  """Why a config file does not run, without the words of ml_collections."""
   cause: BaseException | None = error
+  text = type(error).__name__
   while cause is not None:
-    messages += [line for line in str(cause).splitlines() if line.strip()][:1]
+    if (line := str(cause).strip()) and "whilst parsing" not in line:
+      text = line.splitlines()[0].strip()
+      break
     cause = cause.__cause__ or cause.__context__
-  useful = [line for line in messages if "whilst parsing" not in line]
-  text = (useful or [type(error).__name__])[0].strip()
-  quoted = text[:1] in "\"'" and text[-1:] == text[:1]
-  return _plain(text[1:-1] if quoted and len(text) > 1 else text)
+  if unknown := re.match(r"\W*Key \W*([\w.]+)\W* does not exist", text):
+    return _no_field(unknown[1], [*config.every_field()], "c.")
+  text = text.partition(" Did you mean")[0].partition("Other fields")[0]
+  quoted = text[:1] in "\"'" and text[:1] == text[-1:]
+  return text[quoted : len(text) - quoted].strip()
 
 
-def _plain(text: str) -> str:
-  """An error of a config file in plain English."""
-  unknown = re.match(r"Key \W*([\w.]+)\W* does not exist", text)
-  known = [*config.every_field()]
-  if unknown:
-    return _no_field(unknown[1], known).replace("--config.", "c.")
-  if "No module named 'configs" in text:
-    return (
-      "there is no module configs; write `from brorl_jax.configs import ...`"
-    )
-  if "has no attribute 'get_config" in text:
-    return "the function get_config is missing"
-  if "NoneType' object has no attribute 'to_dict" in text:
-    return "get_config returns nothing; end it with `return c`"
-  return text.partition(" Did you mean")[0].partition("Other fields")[0].strip()
+def _no_field(name: str, fields: list[str], prefix: str) -> str:
+  """The error for an unknown field, with the name that was meant."""
+  unknown = f"there is no {prefix}{name}"
+  if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
+    return f"{unknown}; it is {prefix}{meant} here"
+  if hint := _hint(name, fields, prefix):
+    return unknown + hint
+  # Finds a field, misspelt or not, that is given without its section.
+  ends: dict[str, str] = {}
+  for field in fields:
+    ends.setdefault(field.rpartition(".")[2], field)
+  close = difflib.get_close_matches(name, ends, 1, cutoff=_ALIKE)
+  if "." not in name and close:
+    return f"{unknown}; did you mean {prefix}{ends[close[0]]}?"
+  return f"{unknown}; brorl_jax/config/ lists all fields"
 
 
 def _hint(given: str, known: list[str], prefix: str = "") -> str:
-  close = difflib.get_close_matches(given, known, 1, cutoff=0.5)
-  if close:
-    return f"; did you mean {prefix}{close[0]}?"
-  return "; brorl_jax/config/ lists all fields" if "config" in prefix else ""
+  close = difflib.get_close_matches(given, known, 1, cutoff=_ALIKE)
+  return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def typed(
@@ -225,8 +203,26 @@ def training(c: ConfigDict) -> config.Config:
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   for phase in phases:
-    _check(phase.config, training_rules, phase.where)
+    check(phase.config, training_rules, phase.where)
   return out
+
+
+def check(
+  c: Any, rules: Callable[[Any], Iterator[Rule]], where: str = ""
+) -> None:
+  """Raises UserError for the first rule that a config breaks."""
+  try:
+    for field, holds, must in rules(c):
+      if not holds:
+        value = functools.reduce(getattr, field.split("."), c)
+        raise UserError(f"{where}config.{field} = {value!r} must be {must}")
+  except (AttributeError, KeyError) as e:
+    raise _missing(e) from None
+
+
+def _missing(error: Exception) -> UserError:
+  field = str(error.args[0]).splitlines()[0].strip("\"'")
+  return UserError(f"config.{field} is missing; use a config of this --mode")
 
 
 def training_rules(c: config.Config) -> Iterator[Rule]:
@@ -236,16 +232,10 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
     yield f"data.{field}", holds, "empty without data.files"
   yield from _sampling_rules(c.sampling)
   prompts, pool = c.sampling.prompts, c.data.distinct_prompts
-  yield (
-    "loss.mean",
-    not c.sampling.rounds or c.loss.mean != "prompt",
-    "another mean with sampling.rounds: advantages do that",
-  )
-  yield (
-    "optim.minibatches",
-    prompts % c.optim.minibatches == 0,
-    f"a divisor of samples / n = {prompts} prompts",
-  )
+  must = "another one with sampling.rounds, where prompts weigh the same"
+  yield "loss.mean", not c.sampling.rounds or c.loss.mean != "prompt", must
+  must = f"a divisor of samples / n = {prompts} prompts"
+  yield "optim.minibatches", prompts % c.optim.minibatches == 0, must
   every_one = pool == prompts and c.filter.keep == "all"
   yield (
     "data.distinct_prompts",
@@ -277,22 +267,22 @@ def _count_rules(c: config.Config) -> Iterator[Rule]:
     "another kind if the reward depends on the length: it takes the mean "
     "reward for the share of right rollouts",
   )
-  name, fewest = _fewest(c.sampling)
+  name, most = _first_round(c.sampling), c.sampling.chunk // 4
   yield (
     "advantage.k",
-    c.advantage.kind != "pass_at_k" or c.advantage.k <= fewest // 4,
-    f"at most {name} / 4 = {fewest // 4}: other groups hold too few wrong ones",
+    c.advantage.kind != "pass_at_k" or c.advantage.k <= most,
+    f"at most {name} / 4 = {most}: other groups hold too few wrong ones",
   )
 
 
-def _fewest(c: Sampling) -> tuple[str, int]:
-  """The fewest rollouts of a prompt: the field, and its value."""
-  return ("rounds[0]" if c.rounds else "n"), c.chunk
+def _first_round(c: Sampling) -> str:
+  """The field of the fewest rollouts of a prompt, which are `c.chunk`."""
+  return "rounds[0]" if c.rounds else "n"
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:
   """How many rollouts a prompt may get."""
-  n, (name, chunk) = c.n, _fewest(c)
+  n, chunk = c.n, c.chunk
   must = "at least 2: a rollout is compared with the mean of its group"
   yield "sampling.n", n >= 2, must
   yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
@@ -303,61 +293,8 @@ def _sampling_rules(c: Sampling) -> Iterator[Rule]:
       c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds),
       f"multiples of the first, {chunk}, the last of them n = {n}",
     )
-    yield (
-      "sampling.stop_right",
-      c.stop_right + c.stop_wrong <= n,
-      f"at most n - stop_wrong = {n - c.stop_wrong}: else no prompt stops",
-    )
-  must = f"a multiple of {name} = {chunk}"
+    most = n - c.stop_wrong
+    must = f"at most n - stop_wrong = {most}: else no prompt stops"
+    yield "sampling.stop_right", c.stop_right <= most, must
+  must = f"a multiple of {_first_round(c)} = {chunk}"
   yield "sampling.in_flight", c.in_flight % chunk == 0, must
-
-
-def simulation_rules(c: Any, surrogates: tuple[str, ...]) -> Iterator[Rule]:
-  """Of the token simulator."""
-  for field in ("seeds", "steps", "vocab"):
-    yield field, c[field] >= 1, "at least 1"
-  for field in ("n", "dense_n"):
-    whole = all(isinstance(n, int) and n >= 1 for n in c[field])
-    yield field, whole, "integers of at least 1"
-  yield "n", len(c.n) >= 1, "at least one number"
-  yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
-  must = f"1 to vocab - 1 = {c.vocab - 1}"
-  yield "correct", 1 <= c.correct < c.vocab, must
-  must = f"one of {', '.join(surrogates)}"
-  yield "surrogate", c.surrogate in surrogates, must
-  for field in ("lr", "eps", "sgd_lr"):
-    yield field, 0.0 < c[field] < math.inf, "positive"
-  for field in ("b1", "b2"):
-    yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
-  yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
-  yield "seeding", math.isfinite(c.seeding), "finite"
-  holds = c.anchor is None or math.isfinite(c.anchor)
-  yield "anchor", holds, "finite, or None"
-
-
-def check_simulation(c: ConfigDict, surrogates: tuple[str, ...]) -> None:
-  """Raises UserError for the first invalid value."""
-  _check(c, functools.partial(simulation_rules, surrogates=surrogates))
-
-
-def _check(
-  c: Any, conditions: Callable[[Any], Iterator[Rule]], where: str = ""
-) -> None:
-  try:
-    for field, holds, must in conditions(c):
-      if not holds:
-        value = functools.reduce(_get, field.split("."), c)
-        raise UserError(f"{where}config.{field} = {value!r} must be {must}")
-  except (AttributeError, KeyError) as e:
-    raise _missing(e) from None
-
-
-def _missing(error: Exception) -> UserError:
-  field = str(error.args[0]).splitlines()[0].strip("\"'")
-  return UserError(f"config.{field} is missing; use a config of this --mode")
-
-
-def _get(c: Any, name: str) -> Any:
-  return (
-    operator.getitem(c, name) if isinstance(c, ConfigDict) else getattr(c, name)
-  )

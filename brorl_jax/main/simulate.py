@@ -1,21 +1,22 @@
 """--mode=simulate: the simulator for several N, with AdamW and with SGD."""
 
-import contextlib
 import functools
 import json
+import math
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError
-from brorl_jax.main import programs, settings
+from brorl_jax.main import settings
 from brorl_jax.report import figures
 from brorl_jax.rl import simulator
-from brorl_jax.runs import folder, lock, metrics
+from brorl_jax.runs import folder, metrics
 
 _SURROGATES = {
   "probability": simulator.weighted_by_probability,
@@ -24,55 +25,62 @@ _SURROGATES = {
 }
 
 
-def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
+def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
   """Writes report/: figure3.png, sweep.png, simulate.json and table.txt."""
-  settings.check_simulation(c, tuple(_SURROGATES))
+  settings.check(c, rules)
   # A simulation always starts again, so that no field may change.
   values = json.loads(c.to_json())
-  folder.check(
-    values,
-    workdir,
-    allow_change=allow_change,
-    free=frozenset(),
-    mode="simulate",
-  )
+  folder.check(values, workdir, allow_change=allow_change, mode="simulate")
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
-  sgd = simulator.Sgd(c.sgd_lr)
   plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
-  plan += [("sgd", sgd, n) for n in sorted(c.n)]
-  progress = lambda: metrics.Progress(after=0, steps=len(plan), unit="run")
-  results = []
-  with lock.hold(workdir):
-    print(programs.log_line())
-    with contextlib.closing(progress()) as bar:
-      for i, (name, optimizer, n) in enumerate(plan, 1):
-        # In float32, a step of gradient descent would be a few roundings of a
-        # logit of 3.
-        with jax.enable_x64(name == "sgd"):
-          results.append(sweep(c, name, optimizer, n))
-        bar.step(i, describe(results[-1]))
+  plan += [("sgd", simulator.Sgd(c.sgd_lr), n) for n in sorted(c.n)]
+  results, out = [], workdir / "report"
+  with folder.hold(workdir):
+    progress = metrics.Progress(after=0, steps=len(plan), unit="run")
+    for i, (name, optimizer, n) in enumerate(plan, 1):
+      # In float32, a step of gradient descent would be a few roundings of a
+      # logit of 3.
+      with jax.enable_x64(name == "sgd"):
+        results.append(one := sweep(c, name, optimizer, n))
+      first, *_, last = one["correct_mass"]
+      change = f"Q_pos {first:.4f} -> {last:.4f}, {last - first:+.2e}"
+      progress.step(i, f"{name} N = {n}: {change}")
     folder.write_config(values, workdir, mode="simulate")
-    write(c, workdir / "report", results)
+    out.mkdir(exist_ok=True)
+    text = json.dumps({"config": values, "runs": results}) + "\n"
+    (out / "simulate.json").write_text(text)
+    main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
+    figures.figure3(out / "figure3.png", main)
+    figures.sweep(out / "sweep.png", results)
+    table = figures.simulation_table(results)
+    (out / "table.txt").write_text(table + "\n")
+  print(f"{table}\n  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
 
 
-def write(
-  c: ConfigDict, out: pathlib.Path, results: list[dict[str, Any]]
-) -> None:
-  """Writes the report, and prints its table and the names of its figures."""
-  out.mkdir(exist_ok=True)
-  (out / "simulate.json").write_text(
-    json.dumps({"config": json.loads(c.to_json()), "runs": results}) + "\n"
-  )
-  main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
-  figures.figure3(out / "figure3.png", main)
-  figures.sweep(out / "sweep.png", results)
-  table = figures.simulation_table(results)
-  (out / "table.txt").write_text(table + "\n")
-  print(table)
-  print(f"  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
+def rules(c: Any) -> Iterator[Rule]:
+  """What the fields must be."""
+  for field in ("seeds", "steps", "vocab"):
+    yield field, c[field] >= 1, "at least 1"
+  for field in ("n", "dense_n"):
+    whole = all(isinstance(n, int) and n >= 1 for n in c[field])
+    yield field, whole, "integers of at least 1"
+  yield "n", len(c.n) >= 1, "at least one number"
+  yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
+  must = f"1 to vocab - 1 = {c.vocab - 1}"
+  yield "correct", 1 <= c.correct < c.vocab, must
+  must = f"one of {', '.join(_SURROGATES)}"
+  yield "surrogate", c.surrogate in _SURROGATES, must
+  for field in ("lr", "eps", "sgd_lr"):
+    yield field, 0.0 < c[field] < math.inf, "positive"
+  for field in ("b1", "b2"):
+    yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
+  yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
+  yield "seeding", math.isfinite(c.seeding), "finite"
+  holds = c.anchor is None or math.isfinite(c.anchor)
+  yield "anchor", holds, "finite, or None"
 
 
-def sweep(c: ConfigDict, name: str, optimizer: Any, n: int) -> dict[str, Any]:
+def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
   """Curves for one N: means over seeds; for the drop, the worst seed.
 
   Raises:
@@ -109,12 +117,3 @@ def sweep(c: ConfigDict, name: str, optimizer: Any, n: int) -> dict[str, Any]:
     "correct_mass_by_seed": many.correct_mass[:, -1].tolist(),
     "seconds": time.monotonic() - start,
   }
-
-
-def describe(r: dict[str, Any]) -> str:
-  """A line about one result."""
-  first, *_, last = r["correct_mass"]
-  return (
-    f"{r['optimizer']} N = {r['n']}: Q_pos {first:.4f} -> {last:.4f}, "
-    f"{last - first:+.2e}"
-  )

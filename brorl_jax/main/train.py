@@ -1,40 +1,51 @@
-"""--mode=train: builds the stages of the figure and runs the loop."""
+"""--mode=train: the stages of the figure, and the loop; --mode=warmup."""
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
+import json
+import os
 import pathlib
+import platform
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 from absl import logging
+from jaxtyping import PyTree
 
 from brorl_jax import config, train
+from brorl_jax.config import Config, Warmup
+from brorl_jax.data import dataset, schema
+from brorl_jax.data import heldout as splits
 from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
-from brorl_jax.main import heldout, programs, report, shared
-from brorl_jax.main.recorder import Recorder
+from brorl_jax.learner import supervised
+from brorl_jax.learner.supervised import Look, Pair, PairLayout
+from brorl_jax.main import export, report
+from brorl_jax.main.recorder import Recorder, Together, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
-from brorl_jax.plan import functions
-from brorl_jax.plan.resolve import Phase, Run
+from brorl_jax.plan import checkpoint_source, functions
+from brorl_jax.plan.resolve import Phase, Run, WithPolicy
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
   events,
   folder,
-  going_back,
   intact,
-  kept,
-  lock,
   metrics,
 )
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import State
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import Example, posed
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
@@ -43,6 +54,8 @@ _STOPS = (
   train.RunEnded,
   dynamic_sampling.TooManyInvalid,
 )
+# A network's file system may show a file late.
+_SEEN_S = 30
 
 
 def run(
@@ -55,15 +68,16 @@ def run(
   profile_step: int | None = None,
 ) -> None:
   """Trains in a folder, and prints the report."""
-  if profile_step not in (None, *range(1, (last := this.config.run.steps) + 1)):
-    raise UserError(f"--profile_step={profile_step} is no step of 1 to {last}")
-  if from_step is not None:
-    going_back.require_saved(workdir, from_step)
+  c, leads = this.config, processes.leads()
+  if profile_step not in (None, *range(1, c.run.steps + 1)):
+    raise UserError(
+      f"--profile_step={profile_step} is no step of 1 to {c.run.steps}"
+    )
   changed: Mapping[str, Any] = {}
   if begin_again:
-    folder.check_again(workdir)
+    folder.files(workdir)  # refuses those of others
   else:
-    values = config.as_dict(this.config)
+    values = config.as_dict(c)
     changed = folder.check(values, workdir, allow_change=allow_change)
   # orbax logs every file, and a traceback of each error that it raises.
   logging.set_verbosity(logging.FATAL)
@@ -71,14 +85,25 @@ def run(
     parts = _parts(this, workdir, anew=allow_change or begin_again)
   except ValueError as e:
     raise UserError(str(e)) from None
-  stopped = _hold(
-    this, workdir, parts, changed, from_step, begin_again, profile_step
-  )
+  hold = folder.hold(workdir) if leads else contextlib.nullcontext()
+  with no_closed_loops(), contextlib.closing(parts.scorer), hold:
+    require_one_folder(workdir)
+    if leads and begin_again and (to := folder.set_aside(workdir)) is not None:
+      print(f"moved the files of {workdir} to {to}")
+    count = "" if processes.alone() else f" of {jax.process_count()} processes"
+    print(
+      *parts.examples.log_lines,
+      f"mesh ({this.machine.axes}){count}",
+      *parts.scorer.log_lines,
+      *map(_summary, this.phases),
+      sep="\n",
+    )
+    stopped = _train(this, workdir, parts, changed, from_step, profile_step)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
-  if processes.leads():
-    report.publish([load_runs.read(workdir, workdir.name)], workdir)
+  if leads:
+    finish(workdir)
 
 
 class _Parts(NamedTuple):
@@ -106,7 +131,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   named = {**this.functions, **scorer.functions}
   held, source = examples.heldout(), this.source.source
   processes.require_same(
-    shared.decisions(this.config, examples.fingerprint, named, source)
+    decisions(this.config, examples.fingerprint, named, source)
   )
   # Last, because loading takes longest.
   _, params = huggingface.load(
@@ -167,38 +192,6 @@ def _summary(phase: Phase) -> str:
   )
 
 
-def _hold(
-  this: Run,
-  workdir: pathlib.Path,
-  parts: _Parts,
-  changed: Mapping[str, Any],
-  from_step: int | None,
-  begin_again: bool,
-  profile_step: int | None,
-) -> int | None:
-  """Trains while no other run may use the folder; see `_train`."""
-  leads = processes.leads()
-  hold = lock.hold(workdir) if leads else contextlib.nullcontext()
-  scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
-  with quiet, scorer, hold:
-    shared.require_one_folder(workdir)
-    if leads and begin_again:
-      if (moved := folder.set_aside(workdir)) is not None:
-        print(f"moved the files of {workdir} to {moved}")
-    print(
-      *parts.examples.log_lines,
-      shared.summary(this.machine.axes, parts.state.params),
-      *parts.scorer.log_lines,
-      *map(_summary, this.phases),
-      programs.log_line(),
-      sep="\n",
-    )
-    c = this.config
-    if (why := kept.too_rare(c.run, c.eval.every)) is not None:
-      print(f"warning: {why}")
-    return _train(this, workdir, parts, changed, from_step, profile_step)
-
-
 def _train(
   this: Run,
   workdir: pathlib.Path,
@@ -212,18 +205,15 @@ def _train(
   Every error that ends it early is a UserError of one line.
   """
   c, examples, scorer = this.config, parts.examples, parts.scorer
-  identity = processes.first(
-    folder.stored(workdir, "run")
-    or folder.identity(
-      config.as_dict(c), parts.entries["data"] | parts.entries["functions"]
-    )
-  )
+  data = parts.entries["data"] | parts.entries["functions"]
+  before = folder.stored(workdir, "run")
+  identity = processes.first(before or folder.identity(config.as_dict(c), data))
   recorder = Recorder(
     c,
     workdir,
     examples,
     parts.heldout,
-    functools.partial(heldout.at_step, this, examples, scorer),
+    functools.partial(records_of_step, this, examples, scorer),
     changed,
     parts.entries | {"run": identity},
     scorer.replaced,
@@ -235,20 +225,26 @@ def _train(
     keep=c.run.keep_checkpoints,
     keep_every=c.run.keep_every,
     run=identity,
+    from_step=from_step,
     warn=recorder.warn,
   )
   each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
-  stop = shared.Stop()
-  ours = recorder if processes.alone() else shared.Together(recorder)
+
+  def stages_at(step: int) -> train.Stages:
+    """With what changes, in the first step of a phase."""
+    phase, made = next(x for x in reversed(each) if x[0].since <= step)
+    if step != phase.since or phase.changed is None:
+      return made
+    return made._replace(changed=dict(phase.changed))
+
+  stop = Stop()
+  ours = recorder if processes.alone() else Together(recorder)
   with recorder, processes.last_word(recorder.cut):
     try:
-      with shared.closing(store), stop:
-        if from_step is not None:
-          store.require(from_step, parts.state, ours.lacks)
-        going_back.before_start(workdir, from_step)
+      with closing(store), stop:
         state = train.train(
           parts.state,
-          functools.partial(_stages_at, each),
+          stages_at,
           store,
           ours,
           seed=c.run.seed,
@@ -268,16 +264,6 @@ def _train(
   return step if recorder.stopped else None
 
 
-def _stages_at(
-  each: Sequence[tuple[Phase, train.Stages]], step: int
-) -> train.Stages:
-  """The stages of a step's phase; in its first step with what it changes."""
-  phase, made = next(x for x in reversed(each) if x[0].since <= step)
-  if step != phase.since or phase.changed is None:
-    return made
-  return made._replace(changed=dict(phase.changed))
-
-
 def _ended(
   error: Exception,
   changed: Mapping[str, Any],
@@ -286,15 +272,13 @@ def _ended(
   started: bool,
 ) -> UserError:
   """The error of a run that ended early."""
+  again = "fix this and run the same command again"
   if isinstance(error, OSError):
     step = "none" if good is None else good
     left = f"the last good step is {step}" if started else "nothing was started"
-    return StorageError(
-      f"{intact.one_line(error)}; {left}; fix this and run the same command "
-      "again"
-    )
+    return StorageError(f"{intact.one_line(error)}; {left}; {again}")
   if isinstance(error, checkpoints.Unsaved):
-    return StorageError(f"{error}; fix this and run the same command again")
+    return StorageError(f"{error}; {again}")
   if isinstance(error, checkpoints.Unreachable):
     return StorageError(str(error))
   if isinstance(error, _STOPS):
@@ -303,3 +287,256 @@ def _ended(
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")
+
+
+def finish(workdir: pathlib.Path) -> None:
+  """Writes the page of a finished run."""
+  try:
+    report.publish([load_runs.read(workdir, workdir.name)], workdir)
+  except OSError as e:
+    raise StorageError(
+      f"{intact.one_line(e)}; the last step is saved; fix this and run the "
+      "same command again for the page"
+    ) from None
+
+
+# ----------------------------------------------------- a run of many processes
+
+
+def decisions(
+  c: Config,
+  data: Mapping[str, Any],
+  functions: Mapping[str, Any],
+  source: pathlib.Path,
+) -> dict[str, Any]:
+  """What decides the numbers of a run, which must be the same everywhere.
+
+  Of the weights in `source` the sizes are compared.
+  """
+  policy, code = hashlib.sha256(), hashlib.sha256()
+  for path in sorted(source.iterdir()):
+    if path.suffix == ".json":
+      policy.update(path.read_bytes())
+    if path.suffix == ".safetensors":
+      policy.update(f"{path.name} {path.stat().st_size}".encode())
+  for path in sorted(pathlib.Path(__file__).parents[1].rglob("*.py")):
+    code.update(path.read_bytes())
+  fields = config.flat(config.as_dict(c))
+  return {
+    **{f"config.{name}": value for name, value in fields.items()},
+    **{f"data {name}": value for name, value in data.items()},
+    **{f"function {name}": value for name, value in functions.items()},
+    **folder.versions(),
+    "Python": platform.python_version(),
+    "the policy's files (a hash)": policy.hexdigest()[:16],
+    "the code of brorl_jax (a hash)": code.hexdigest()[:16],
+  }
+
+
+def require_one_folder(workdir: pathlib.Path) -> None:
+  """Raises UserError, in all processes, if they do not see the same folder."""
+  if processes.alone():
+    return
+  path, token = workdir / ".shared", processes.first(os.urandom(8).hex())
+  if processes.leads():
+    path.write_text(token)
+  processes.gather(None)
+  seen, end = False, time.monotonic() + _SEEN_S
+  while not seen and time.monotonic() < end:
+    with contextlib.suppress(OSError):
+      seen = path.read_text() == token
+    time.sleep(0.0 if seen else 0.2)
+  every = processes.gather(seen)
+  if processes.leads():
+    path.unlink(missing_ok=True)
+  if not all(every):
+    raise UserError(
+      f"--workdir={workdir}: process {every.index(False)} does not see what "
+      "process 0 writes there; give a folder on a file system of all hosts"
+    )
+
+
+@contextlib.contextmanager
+def closing(store: checkpoints.Store) -> Iterator[None]:
+  """`contextlib.closing`, but for an error in one process of many.
+
+  Closing needs all of them, and the others may wait for this one elsewhere. A
+  run whose numbers end it ends in all of them, with the last step saved.
+  """
+  try:
+    yield
+  except BaseException as e:
+    together = processes.alone() or isinstance(e, train.RunEnded)
+    store.close() if together else store.leave()
+    raise
+  store.close()
+
+
+@contextlib.contextmanager
+def no_closed_loops() -> Iterator[None]:
+  """Leaves out what is printed after a save has failed.
+
+  orbax closes its event loop at the first error. Every other write that
+  tensorstore then ends calls that loop, and the interpreter prints a traceback
+  of "Event loop is closed" for each: 40 of them above the one line.
+  """
+  before = sys.unraisablehook
+
+  def other(unraisable: Any) -> None:
+    if repr(unraisable.exc_value) != "RuntimeError('Event loop is closed')":
+      before(unraisable)
+
+  sys.unraisablehook = other
+  try:
+    yield
+  finally:
+    sys.unraisablehook = before
+
+
+class Stop:
+  """What all processes agree on at the end of a step.
+
+  The first SIGTERM asks for the end; a second one ends this process at once.
+  """
+
+  asked = False  # by a SIGTERM to any process
+
+  def __enter__(self) -> "Stop":
+    # Until here, see __main__.terminate.
+    self._before = signal.signal(signal.SIGTERM, self._on_signal)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    signal.signal(signal.SIGTERM, self._before)
+
+  def _on_signal(self, *_: object) -> None:
+    self.asked = True
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+  def __call__(self) -> bool:
+    self.asked = any(processes.gather(self.asked))
+    return self.asked
+
+
+# -------------------------------------------------------- supervised, on pairs
+
+
+def warmup(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
+  """Trains on pairs, then writes a Hugging Face directory to `workdir`.
+
+  It cannot resume: if it is stopped, the same command starts again.
+  """
+  folder.check_empty(workdir)
+  c, source = this.config, this.source.source
+  try:
+    learned, measured, summaries = read_pairs(this)
+    print(*summaries, sep="\n", file=sys.stderr)
+    _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=this.mesh)
+    params, looks = _learn(this, learned, measured, params)
+    files = [*c.data.files, *c.data.heldout_files]
+    record = {
+      "config": config.as_dict(c),
+      "files": dataset.file_digests(files),
+      "losses": [look._asdict() for look in looks],
+    }
+    also = checkpoint_source.inherited(source)
+    also["warmup.json"] = json.dumps(record, indent=2) + "\n"
+    export.write(
+      workdir, this.policy, params, source=source, text=this.text, also=also
+    )
+  except (ValueError, FloatingPointError) as e:
+    raise UserError(str(e)) from None
+  print(f"wrote {workdir}", file=sys.stderr)
+
+
+def read_pairs(
+  this: WithPolicy[Warmup],
+) -> tuple[list[Pair], list[Pair], list[str]]:
+  """Pairs to train on, held out, and lines for the log; raises ValueError."""
+  c = this.config.data
+  if not c.files:
+    raise ValueError("config.data.files is empty; name files of pairs")
+  try:
+    names = schema.parse(c.fields, dataset.PAIR_FIELDS)
+  except ValueError as e:
+    raise ValueError(f"config.data.fields: {e}") from None
+  read = functools.partial(dataset.read_pairs, names=names, skip_bad=c.skip_bad)
+  both = splits.sides(read, c.files, c.heldout_files, one_in=c.heldout_one_in)
+  sides, summaries = [], []
+  for name, data in zip(("to train on", "held out"), both, strict=True):
+    sides.append(fitting := _fitting(this, data))
+    counts = {
+      f"pairs {name}": len(fitting),
+      "wrong lines left out": len(data.skipped),
+      "too long ones left out": len(data.examples) - len(fitting),
+    }
+    some = [f"{count:,} {what}" for what, count in counts.items() if count]
+    summaries.append(", ".join(some))
+    if not fitting:
+      left = ", ".join(some) or "the files have none"
+      raise ValueError(f"config.data.files: no pair {name} is left: {left}")
+  return *sides, summaries
+
+
+def _layout(c: Warmup) -> PairLayout:
+  """The shape of an update's batches."""
+  return PairLayout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
+
+
+def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
+  """Token ids of pairs, as in RL; with data.skip_bad without too long ones.
+
+  Raises ValueError for one that is too long.
+  """
+  c, text, layout = this.config.data, this.text, _layout(this.config)
+  kept, names = [], []
+  for example, place in zip(data.examples, data.places, strict=True):
+    asked = posed(example, system=c.system)
+    response = text.encode(dataset.pair_response(example))
+    pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
+    if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
+      kept.append(pair)
+      names.append(str(place))
+  supervised.check(kept, layout, names)
+  return kept
+
+
+def _learn(
+  this: WithPolicy[Warmup],
+  learned: list[Pair],
+  measured: list[Pair],
+  params: PyTree,
+) -> tuple[PyTree, list[Look]]:
+  """Trains, prints the progress, and returns it with the parameters.
+
+  `measured` are the pairs held out; `params` are donated.
+  """
+  c, mesh, layout = this.config.optim, this.mesh, _layout(this.config)
+  count = supervised.updates_in(learned, layout, epochs=c.epochs, seed=c.seed)
+  adam = "lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm"
+  tx, _ = states.adamw(total=count, **{name: getattr(c, name) for name in adam})
+  remat = this.config.devices.remat
+  policy = dataclasses.replace(this.policy, remat=remat, mesh=mesh)
+  looks, begin = list[Look](), time.monotonic()
+
+  def look(now: Look) -> None:
+    looks.append(now)
+    losses = {"loss": now.loss, "held-out loss": now.heldout}
+    parts = [f"{k} {x:.3f}" for k, x in losses.items() if x is not None]
+    line = ", ".join([*parts, f"{now.tokens:,} tokens learned"])
+    spent = f"{time.monotonic() - begin:.0f} s"
+    print(f"update {now.update}/{count}: {line}, {spent}", file=sys.stderr)
+
+  params = supervised.train(
+    params,
+    learned,
+    packed_logp=policy.packed_logp,
+    tx=tx,
+    layout=layout,
+    count=count,
+    seed=c.seed,
+    look=look,
+    heldout=measured,
+    mesh=mesh,
+  )
+  return params, looks

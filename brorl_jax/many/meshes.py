@@ -1,14 +1,4 @@
-"""The four axes of a mesh, in two groups.
-
-  rows    data x fsdp      prompts and rows of a batch are spread over both;
-                           `fsdp` cuts the parameters too, `data` copies them
-  within  tensor x expert  heads, vocabulary, feed-forward and experts of a row
-                           are cut over both; key/value heads over `tensor`
-                           alone, so that `expert` goes beyond their number
-
-Groups of `data` exchange gradients once per microbatch and nothing else: they
-are for the slow links, between slices of TPUs or islands of GPUs.
-"""
+"""The mesh of a run: `rows` of devices for prompts, several devices a row."""
 
 import dataclasses
 import itertools
@@ -28,7 +18,17 @@ NAMES = (*ROWS, *WITHIN)
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-  """How many devices there are along each axis."""
+  """How many devices there are along each axis; the axes form two pairs.
+
+    rows    data x fsdp      prompts and rows of a batch are spread over both;
+                             `fsdp` cuts the parameters too, `data` copies them
+    within  tensor x expert  heads, vocabulary, feed-forward and experts of a
+                             row are cut over both; key/value heads over
+                             `tensor` alone, so that `expert` may be more
+
+  Rows along `data` exchange gradients once per microbatch and nothing else:
+  they are for slow links, between slices of TPUs or islands of GPUs.
+  """
 
   data: int = 1
   fsdp: int = 1
@@ -64,33 +64,32 @@ class Axes:
     return AbstractMesh(self.sizes, NAMES)
 
   def share(self, processes: int) -> "Axes":
-    """The axes of one of some processes, each of which has whole groups.
+    """The axes of one of several processes.
 
-    Raises:
-      ValueError: A group lies in several of them, or a copy of the parameters
-        and a part of another in one.
+    Raises ValueError if a process would have a part of a group of devices, or
+    copies of the parameters that it shares with another process.
     """
     each, left = divmod(self.rows, processes)
     if left or not each:
       raise ValueError(
-        f"mesh ({self}): a row of {self.within} devices lies in several of "
-        f"{processes} processes; choose mesh_tensor x mesh_expert to divide "
-        f"the {self.devices // processes} devices of each"
+        f"mesh ({self}): tensor x expert = {self.within} devices compute a "
+        f"prompt together, but each of {processes} processes has "
+        f"{self.devices // processes}; choose mesh_tensor x mesh_expert that "
+        "divides this number"
       )
     fsdp = min(each, self.fsdp)
     if each % fsdp or self.fsdp % fsdp:
       raise ValueError(
-        f"mesh ({self}): a copy of {self.fsdp} rows lies in several of "
-        f"{processes} processes; choose a mesh_fsdp that divides, or is "
-        f"divided by, the {each} rows of each"
+        f"mesh ({self}): the {each} rows of each of {processes} processes "
+        f"hold a copy of the parameters and part of another; choose a "
+        f"mesh_fsdp that divides {each}, or is a multiple of it"
       )
     return dataclasses.replace(self, data=each // fsdp, fsdp=fsdp)
 
   def filled(self, devices: int) -> "Axes":
     """With fsdp = -1 as what the other axes leave of the devices.
 
-    Raises:
-      ValueError: A size is not positive.
+    Raises ValueError if a size is not positive.
     """
     others = self.data * self.within
     if min(self.data, self.tensor, self.expert) < 1 or (
@@ -135,12 +134,9 @@ def _slice(device: Any) -> int:
 
 
 def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
-  """A mesh of the devices of some processes, slice by slice.
+  """A mesh of the devices of each process; raises ValueError as `make_mesh`.
 
   The devices of a process lie together: it samples on them alone.
-
-  Raises:
-    ValueError: As of `make_mesh`.
   """
   first, count = groups[0][0], sum(map(len, groups))
   wanted = f"mesh ({axes})"
@@ -173,11 +169,7 @@ def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
 
 
 def part(mesh: Mesh, processes: int) -> Mesh:
-  """The mesh of the first of some processes.
-
-  Raises:
-    ValueError: A row lies in several of them.
-  """
+  """The mesh of the first of several processes; ValueError as `Axes.share`."""
   share = of(mesh).share(processes)
   return _mesh(
     mesh.devices.reshape(-1, *mesh.devices.shape[2:])[: share.rows], share

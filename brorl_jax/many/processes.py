@@ -1,15 +1,6 @@
 """The processes of one run, on one host or many.
 
-Each samples its own prompts on its own devices; updates run on all devices of
-all processes together. Between them `gather` and `first` carry values, as bytes
-through the devices that jax.distributed has connected. Both must be called by
-every process, in the same order. One process alone needs neither: it gets back
-what it gives. While they sample, processes read and write a `Board`, without
-waiting for each other.
-
-A process that dies would leave the others waiting inside of a collective. A
-thread of each therefore counts in the key-value store of jax.distributed, and
-ends its process when another has stopped counting.
+Each samples prompts on its own devices; updates run on the devices of all.
 """
 
 import atexit
@@ -39,8 +30,9 @@ T = TypeVar("T")
 # of at least 1 KiB, and of at most 64 MiB, that devices hold once per process.
 _LEAST, _MOST = 2**10, 2**26
 _HALF = 2**30  # a size is sent as two numbers of 32 bits
-# A process counts so often. When it has not for so long, the others end; jax
-# would end them later, with pages of text.
+# A process that dies would leave the others waiting in a collective. So each
+# counts, at this interval in the key-value store of jax.distributed, and ends
+# when another has been silent; jax would end it later, with pages of text.
 _COUNT_S, _SILENT_S, _JAX_SILENT_S = 2, 30, 300
 # Until all processes have started.
 _CONNECT_S = 300
@@ -65,7 +57,7 @@ def start(
   Args:
     coordinator: HOST:PORT of process 0, which need not listen yet.
     count: Processes of the run.
-    index: Number of this one. All three are None where the cluster tells them:
+    index: Number of this one. All three are None where the cluster knows them:
       Slurm, JobSet, the hosts of a TPU.
 
   Raises:
@@ -128,10 +120,7 @@ def fail(line: str, status: int) -> NoReturn:
 
 
 def lost(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-  """Ends this process after an error that the death of another may have caused.
-
-  It is a `sys.excepthook`.
-  """
+  """A `sys.excepthook`: of an error that the death of another may cause."""
   settle()
   sys.__excepthook__(kind, error, trace)
   fail(f"{kind.__name__}: {str(error).partition(chr(10))[0]}", 1)
@@ -175,17 +164,32 @@ def _leave(watch: threading.Thread) -> None:
 
 
 def _watch() -> None:
-  """Counts, and ends this process when another does not or has failed."""
+  """Ends this process when another does not count, or the store is silent."""
+  me, last = jax.process_index(), {}
+  for i in range(jax.process_count()):
+    last[i] = "", time.monotonic()
+  counting = threading.Thread(target=_count, args=(last,), daemon=True)
+  counting.start()
+  before = time.monotonic()
+  while not _left.wait(_COUNT_S):
+    now = time.monotonic()
+    if now - before > 5 * _COUNT_S:  # this process itself was stopped
+      last.update({i: (value, now) for i, (value, _) in last.items()})
+    before = now
+    # Process 0 keeps the store: if it hangs or is gone, nobody is heard.
+    silent = [i for i, (_, at) in last.items() if now - at > _SILENT_S]
+    if (silent and me not in silent) or silent == [*range(len(last))]:
+      _linger()
+      host = last[silent[0]][0].partition(" ")[2]
+      said = f"has said nothing for {_SILENT_S} s"
+      _end(f"{_named(silent[0], host)} {said}; {_RESUMES}", LOST)
+  counting.join()
+
+
+def _count(last: dict[int, tuple[str, float]]) -> None:
+  """Counts, and notes when others did; ends this process if one has failed."""
   me, store, host = jax.process_index(), _store(), socket.gethostname()
-  last = {i: ("", time.monotonic()) for i in range(jax.process_count())}
-  beat = [time.monotonic()]
-  _say(f"{_ALIVE}/{me}", f"start {host}")
-  guard = threading.Thread(target=_guard, args=(beat,), daemon=True)
-  guard.start()
   for number in itertools.count():
-    if _left.wait(_COUNT_S):
-      return guard.join()
-    now = beat[0] = time.monotonic()
     _say(f"{_ALIVE}/{me}", f"{number} {host}")
     found, failed = [], []
     with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -197,32 +201,16 @@ def _watch() -> None:
         _end(f"process {index} stopped: {line}", int(status))
     for key, value in found:
       if last[_index(key)][0] != value:
-        last[_index(key)] = value, now
-    # The store is gone with process 0, and with it what the others say.
-    silent = [i for i, (_, at) in last.items() if now - at > _SILENT_S]
-    if (silent and me not in silent) or silent == [*range(len(last))]:
-      _linger()
-      _end_silent(silent[0], last[silent[0]][0].partition(" ")[2])
-
-
-def _guard(beat: list[float]) -> None:
-  """Ends this process when the store does not answer: process 0 hangs."""
-  last = time.monotonic()
-  while not _left.wait(_COUNT_S):
-    now = time.monotonic()
-    if now - last > 5 * _COUNT_S:  # this process itself was stopped
-      beat[0] = now
-    last = now
-    if now - beat[0] > _SILENT_S:
-      _end_silent(0, "")
+        last[_index(key)] = value, time.monotonic()
+    if _left.wait(_COUNT_S):
+      return
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(number: int) -> None:
   """Called where this process aborts; jax does once process 0 is gone.
 
-  jax offers no other way to say so in one line: its client calls nothing of
-  Python (0.10 and 0.12), and ends the process with a page of text.
+  Its client calls nothing of Python (0.10 and 0.12) that could say so.
   """
   host, port = _coordinator()
   try:
@@ -231,11 +219,6 @@ def _aborted(number: int) -> None:
     _end(f"{_named(0, '')} has ended; {_RESUMES}", LOST)
   signal.signal(number, signal.SIG_DFL)  # another reason
   os.abort()
-
-
-def _end_silent(index: int, host: str) -> NoReturn:
-  silent = f"has said nothing for {_SILENT_S} s"
-  _end(f"{_named(index, host)} {silent}; {_RESUMES}", LOST)
 
 
 def _named(index: int, host: str) -> str:
@@ -264,9 +247,8 @@ def _end(line: str, status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
-  """Has a function called where another lost process, or Ctrl-C, ends this one.
-
-  With the reason and the exit status, in a thread that is left after 5 s.
+  """Has `say(reason, exit status)` called where another process, or Ctrl-C,
+  ends this one; in a thread that is left after 5 s.
   """
   _words.append(say)
   try:
@@ -296,7 +278,11 @@ def leads() -> bool:
 
 
 def gather(value: T) -> list[T]:
-  """The values of all processes, by their numbers."""
+  """The values of all processes, by their numbers.
+
+  They are sent as bytes through the devices. Every process must call this, and
+  `first`, in the same order.
+  """
   if alone():
     return [value]
   data = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -324,12 +310,11 @@ def first(value: T) -> T:
 class Board:
   """Short notes of all processes, in the key-value store of jax.distributed.
 
-  Nobody waits for anybody: what a process reads may be old, but a note is
-  written once and stays as it is.
+  No process waits: what it reads may be old, but a note never changes.
   """
 
   def __init__(self, name: str):
-    """The name is the same in all processes and never used again."""
+    """The name is the same in all processes, and of this board alone."""
     self._name = f"brorl/{name}"
 
   def claim(self, key: int) -> bool:
@@ -358,11 +343,7 @@ class Board:
 
 
 def require_same(what: Mapping[str, Any]) -> None:
-  """Refuses processes that would compute something else than process 0.
-
-  Raises:
-    UserError: In every process, with the first difference.
-  """
+  """Raises UserError in every process if one would compute something else."""
   every = gather(dict(what))
   for index, other in enumerate(every):
     for name in sorted(every[0].keys() | other.keys()):

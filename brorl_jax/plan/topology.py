@@ -148,7 +148,7 @@ class Topology:
 def named(text: str | None, *, fast: bool) -> Topology | None:
   """The topology of --topology and --fast; raises UserError if none fits."""
   if text is None and fast:
-    raise UserError("--fast is for --topology=; leave it out")
+    raise UserError("--fast needs --topology=, whose programs it compiles")
   if text is None:
     return None
   name = parse(text)

@@ -1,25 +1,24 @@
 """Checkpoints by orbax: asynchronous, atomic, and verified.
 
-orbax commits a step by a rename, so that a step on disk is always whole. It
-can still be damaged later, and one flipped bit would silently restore a wrong
-state. Each step therefore also holds a digest of every array. The store reads
-a step back and compares it before it deletes an older one, and compares it
-again when a run resumes from it. A step that does not match is moved aside
-once an older step has been restored. An error of reading (a failing disk, too
-little memory) does not show that a step is damaged, and changes nothing.
+orbax commits a step by a rename, so that a step on disk is always whole. It can
+still be damaged later, and one flipped bit would silently restore a wrong
+state. So each step holds a digest of every array. It is read back and compared
+before an older one is deleted, and again when a run resumes from it. A step
+that does not match is moved aside once an older one has been restored. An error
+of reading (a failing disk, too little memory) is no damage and changes nothing.
 
-A process that is alone writes, compares and deletes in another thread, so that
-a slow disk does not hold up the next step. Where there are several, all of them
-compare and delete together, at the next `check`.
+A process that is alone compares and deletes in another thread, so that a slow
+disk does not hold up the next step. Several do it together, at the next
+`check`.
 """
 
 import concurrent.futures
 import contextlib
-import functools
+import itertools
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,29 +26,30 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from brorl_jax.many import processes
-from brorl_jax.runs import intact, kept, stored
-from brorl_jax.runs.intact import digest as digest
-from brorl_jax.runs.stored import MismatchError, Unreachable, Unusable
-from brorl_jax.runs.stored import NoWayBack as NoWayBack
-from brorl_jax.runs.stored import read_params as read_params
+from brorl_jax.runs import folder, intact, lines
 
-# For the last save, where a process of many has failed.
-_LEAVE_S = 20
+_LEAVE_S = 20  # for the last save, where a process of many has failed
 # Of a save: a slow disk ends no run, and orbax measures it by the wall clock,
 # which may jump.
 _NEVER_S = 10**7
+# Restore to the host: a second state may not fit on the devices.
+_ON_HOST = ocp.RestoreArgs(restore_type=np.ndarray)
+
+
+class Unusable(ValueError):
+  """There are checkpoints, but this run cannot resume from any of them."""
+
+
+class Unreachable(Unusable):
+  """Checkpoints cannot be read now; they may still be whole."""
+
+
+class NoWayBack(Unusable):
+  """A run cannot go back to the step that was asked for."""
 
 
 class Unsaved(Exception):
   """A step could not be written, or differs on disk from what was saved."""
-
-
-class _Written(NamedTuple):
-  """A step that is not verified yet."""
-
-  step: int
-  like: PyTree  # shapes of its arrays
-  record: dict[str, Any]
 
 
 class Store:
@@ -68,24 +68,26 @@ class Store:
     keep: int,
     keep_every: int = 0,
     run: str,
+    from_step: int | None = None,
     warn: Callable[[str], None] = print,
   ):
     """Creates nothing; the first save creates the directory.
 
     Args:
-      keep: Number of newest steps to keep, see `kept.superfluous`.
+      keep: Number of newest steps to keep, see `superfluous`.
       keep_every: Multiples of this are kept too; 0: none.
       run: Identity of the run. Each step stores it, and a step of another run
         is not used.
+      from_step: The step to go back to; None: the newest.
       warn: Called with one line for each step that is not used.
     """
     self._directory = pathlib.Path(directory).absolute()
     self._keep, self._every = keep, keep_every
-    self._run, self._warn = run, warn
+    self._run, self._from, self._warn = run, from_step, warn
     self._manager: ocp.CheckpointManager | None = None
-    self._scores: dict[int, float | None] = {}  # of steps on disk
     self._threads = concurrent.futures.ThreadPoolExecutor(1, "save")
-    self._saving: concurrent.futures.Future[None] | _Later | None = None
+    self._finish: Callable[[], None] | None = None  # of the last save
+    self._over = lambda: True  # whether that would not wait
 
   def save(
     self,
@@ -105,29 +107,11 @@ class Store:
       Unsaved: This step, or the one before it, could not be written.
     """
     self.wait()
+    state = jax.tree.map(_own_copy, state)
     record: dict[str, Any] = {"ledger": progress}
     record |= {} if score is None else {"score": score}
-    record |= {"run": self._run}
-    # In a list, so that they are gone when the step is compared, for which a
-    # second state is read.
-    arrays = [jax.tree.map(_own_copy, state)]
-    begin = functools.partial(self._begin, step, arrays, record)
-    alone = processes.alone()
-    if not (alone and all(map(_on_host, jax.tree.leaves(state)))):
-      # orbax copies them to the host before it returns.
-      written = begin()
-      begin = lambda: written
-    later = self._threads.submit if alone else _Later
-    self._saving = later(lambda: self._verify(begin()))
-
-  def _begin(
-    self, step: int, arrays: list[PyTree], record: dict[str, Any]
-  ) -> _Written:
-    """Begins to write a step; takes the arrays out of their list."""
-    state = arrays.pop()
-    record |= {"leaves": intact.describe(state), "digest": digest(state)}
-    extra = intact.sealed(record)
-    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    record |= {"run": self._run, "leaves": intact.describe(state)}
+    extra = intact.sealed(record | {"digest": intact.digest(state)})
     with self._one_line_errors(step):
       saved = self._open().save(
         step,
@@ -137,14 +121,21 @@ class Store:
       )
       if not saved:  # orbax silently skips steps below the newest
         raise ValueError(f"{self._directory} already has a newer step")
-    return _Written(step, like, intact.opened(extra))
+    record = {key: x for key, x in extra.items() if key != "seal"}
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    self._finish = lambda: self._verify(step, like, record)
+    if processes.alone():
+      saving = self._threads.submit(self._finish)
+      self._finish, self._over = saving.result, saving.done
 
   def restore(
     self,
     like: PyTree,
     lacks: Callable[[int], str | None] = lambda step: None,
   ) -> tuple[PyTree, dict[str, Any]] | None:
-    """The newest usable step, or None if nothing was ever saved.
+    """The newest usable step or `from_step`; None if nothing was ever saved.
+
+    Steps that are newer or damaged are moved aside.
 
     Args:
       like: Arrays, or their shapes and shardings.
@@ -155,69 +146,42 @@ class Store:
       Unusable: There are steps but none is usable, or the newest whole one has
         other arrays than `like`. No file was changed.
       Unreachable: A step cannot be read now. No file was changed.
+      NoWayBack: `from_step` is not there or not usable. No file was changed.
       Unsaved: An older step, which is not kept, cannot be deleted.
     """
-    passed: list[tuple[int, str, str]] = []
-    for step in reversed(processes.first(stored.steps(self._directory))):
-      if (reason := lacks(step)) is not None:
-        passed.append((step, "newer_checkpoints", reason))
-        continue
+    saved, back = processes.first(steps(self._directory)), self._from
+    passed = list[tuple[int, str]]()
+    if back is not None:
+      later = [s for s in reversed(saved) if s > back]
+      passed = [(s, f"--from_step={back}") for s in later]
+      saved = [_find(self._directory, back)]
+    newest = len(passed)
+    for step in reversed(saved):
       try:
+        if (why := lacks(step)) is not None:
+          raise intact.Damage(why)
         state = self._read(step, like)
       except intact.Damage as e:
-        passed.append((step, "damaged_checkpoints", str(e)))
+        passed.append((step, str(e)))
         continue
-      for checkpoint in passed if processes.leads() else []:
-        self._set_aside(*checkpoint)
-      processes.gather(None)  # nobody goes on before they are moved
+      if processes.leads():
+        self._set_aside(passed)
+      processes.gather(None)  # nobody continues before they are moved
       self.good = step
       self._prune(step)  # a kill after the last save leaves what it deletes
       return state
-    if passed:
-      reasons = "; ".join(f"{step}: {reason}" for step, _, reason in passed[:1])
-      raise Unusable(
-        f"{self._directory}: no checkpoint can be used ({reasons})"
-      )
-    return None
-
-  def require(
-    self,
-    step: int,
-    like: PyTree,
-    lacks: Callable[[int], str | None] = lambda step: None,
-  ) -> None:
-    """Checks that a run can go back to a step; changes no file.
-
-    Args:
-      step: A saved step.
-      like: See `restore`.
-      lacks: See `restore`.
-
-    Raises:
-      NoWayBack: It is damaged, or the run's other files do not cover it.
-      Unusable: See `restore`.
-    """
-    if (why := lacks(step)) is None:
-      try:
-        self._read(step, like)
-      except intact.Damage as e:
-        why = str(e)
-    if why is not None:
-      others = [s for s in stored.steps(self._directory) if s != step]
-      raise NoWayBack(
-        f"checkpoint {step} in {self._directory} cannot be used ({why}); no "
-        f"file was changed; there are also: {stored.listed(others)}"
-      )
+    if not saved:
+      return None
+    step, why = passed[newest]
+    text = f"checkpoint {step} in {self._directory} cannot be used ({why}); "
+    if back is None:
+      raise Unusable(f"{text}nor can an older one")
+    others = [s for s in steps(self._directory) if s != step]
+    raise NoWayBack(f"{text}there are also: {_listed(others)}")
 
   def check(self) -> None:
-    """Raises the error of the last save, if it is over; may prune old steps.
-
-    Waits while no step is on disk, and where there are several processes.
-
-    Raises:
-      Unsaved: See `wait`.
-    """
-    if self._saving is not None and (self.good is None or self._saving.done()):
+    """`wait`, but only for a save that is over, the first, or of several."""
+    if self.good is None or self._over():
       self.wait()
 
   def wait(self) -> None:
@@ -226,37 +190,30 @@ class Store:
     Raises:
       Unsaved: It could not be written, or differs from what was saved.
     """
-    saving, self._saving = self._saving, None
-    if saving is not None:
-      saving.result()
+    finish, self._finish = self._finish, None
+    if finish is not None:
+      finish()
 
-  def _verify(self, written: _Written) -> None:
+  def _verify(self, step: int, like: PyTree, extra: dict[str, Any]) -> None:
     """Waits for a step, compares it with what was saved and deletes others."""
-    step, like, extra = written
     with self._one_line_errors(step):
       manager = self._open()
       manager.wait_until_finished()
       manager.check_for_errors()
-      stored.compare(self._folder(step), like, extra)
-    self.good, self._scores[step] = step, extra.get("score")
+      compare(self._directory / str(step), like, extra)
+    self.good = step
     self._prune(step)
 
   def _prune(self, step: int) -> None:
     """Deletes what is superfluous now that a step is good."""
     with self._one_line_errors(step):
-      for old in processes.first(self._superfluous()):
+      gone = list[int]()
+      if processes.leads():
+        saved = steps(self._directory)
+        scores = {s: _score(self._directory / str(s)) for s in saved}
+        gone = superfluous(scores, newest=self._keep, every=self._every)
+      for old in processes.first(gone):
         self._open().delete(old)
-
-  def _superfluous(self) -> list[int]:
-    """The steps to delete; process 0 reads what it does not know of them."""
-    if not processes.leads():
-      return []
-    saved = stored.steps(self._directory)
-    for step in saved:
-      if step not in self._scores:
-        self._scores[step] = stored.score(self._folder(step))
-    scores = {s: self._scores[s] for s in saved}
-    return kept.superfluous(scores, newest=self._keep, every=self._every)
 
   def close(self) -> None:
     """Waits for the last save and releases the directory."""
@@ -271,16 +228,14 @@ class Store:
 
   def leave(self) -> None:
     """Lets the last save end, if it can: other processes may have gone."""
-    if self._manager is None:
-      return
-    waits = threading.Thread(
-      target=self._manager.wait_until_finished, daemon=True
-    )
-    waits.start()
-    waits.join(_LEAVE_S)
+    if self._manager is not None:
+      wait = self._manager.wait_until_finished
+      thread = threading.Thread(target=wait, daemon=True)
+      thread.start()
+      thread.join(_LEAVE_S)
 
   def _open(self) -> ocp.CheckpointManager:
-    """The manager; raises if the directory was removed during the run."""
+    """The manager; ValueError if the directory was removed during the run."""
     begun = self._manager is not None or self.good is not None
     needed = self._directory if begun else self._directory.parent
     if not needed.is_dir():
@@ -314,69 +269,234 @@ class Store:
       ) from e
 
   def _read(self, step: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """A step, verified.
-
-    Raises:
-      Damage: It is damaged, in one line.
-      Unusable: It cannot be read now, or it is a whole step of another model.
-    """
+    """A step, verified; Damage or Unusable tells in one line why not."""
     try:
-      return stored.read(self._folder(step), like, self._run)
-    except MismatchError as e:
-      raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
-    except Unreachable:
+      return read_step(self._directory / str(step), like, self._run)
+    except Unusable:
       raise
     except Exception as e:  # orbax raises many kinds of errors for damage
-      self._require_reached(step, e)
-      raise intact.Damage(intact.one_line(e)) from e
+      if (why := intact.unreachable(e)) is None:
+        raise intact.Damage(intact.one_line(e)) from e
+      raise Unreachable(
+        f"checkpoint {step} in {self._directory} cannot be read now ({why}); "
+        "no file was changed: fix this and run the same command again"
+      ) from e
 
-  def _require_reached(self, step: int, error: Exception) -> None:
-    """Raises Unreachable if the error is not a sign of damage."""
-    lost = not self._folder(step).is_dir()
-    if (why := "it is missing" if lost else intact.unreachable(error)) is None:
+  def _set_aside(self, passed: list[tuple[int, str]]) -> None:
+    """Moves steps, the newest first, and says why they are not used.
+
+    With the config they can be used where they are then. wandb takes no step
+    twice: without its id a new run of wandb begins. After a kill the next start
+    moves the rest to another folder.
+    """
+    if not passed:
       return
-    raise Unreachable(
-      f"checkpoint {step} in {self._directory} cannot be read now ({why}); no "
-      "file was changed: fix this and run the same command again"
-    ) from error
-
-  def _folder(self, step: int) -> pathlib.Path:
-    return self._directory / str(step)
-
-  def _set_aside(self, step: int, where: str, reason: str) -> None:
-    """Moves a step to another directory, under a free name."""
-    base = to = self._directory.parent / where / str(step)
-    count = 0
-    while to.exists():
-      to = base.with_name(f"{step}.{(count := count + 1)}")
-    to.parent.mkdir(exist_ok=True)
-    self._folder(step).rename(to)
-    self._warn(f"checkpoint {step} is not used ({reason}): see {to}")
+    run = self._directory.parent
+    to = folder.next_aside(run)
+    (to / "checkpoints").mkdir(parents=True)
+    if (run / "config.json").exists():
+      text = (run / "config.json").read_text()
+      lines.write_whole(to / "config.json", text)
+    if (run / "wandb_id").exists():
+      (run / "wandb_id").rename(to / "wandb_id")
+    for step, why in passed:
+      (self._directory / str(step)).rename(to / "checkpoints" / str(step))
+      self._warn(f"checkpoint {step} is not used ({why}): see {to}")
 
 
 def _own_copy(x: Any) -> Any:
-  """A copy of an array on the host, which is saved while the run goes on.
+  """A copy of an array on the host, which is saved during the next steps.
 
   On a CPU the host's view of an array is the array itself. Without a copy the
   next update would write into it while it is being saved.
   """
   if isinstance(x, np.ndarray):
     return x.copy()
-  return jax.numpy.copy(x) if isinstance(x, jax.Array) and _on_host(x) else x
-
-
-def _on_host(x: Any) -> bool:
   # Not pop(): devices() returns the set that the mesh itself holds.
-  return (
-    not isinstance(x, jax.Array) or next(iter(x.devices())).platform == "cpu"
+  on_host = isinstance(x, jax.Array) and (
+    next(iter(x.devices())).platform == "cpu"
   )
+  return jax.numpy.copy(x) if on_host else x
 
 
-class _Later:
-  """Something that is done when somebody asks for it; see `Future`."""
+def superfluous(
+  scores: Mapping[int, float | None], *, newest: int, every: int
+) -> list[int]:
+  """The steps to delete, ascending.
 
-  def __init__(self, work: Callable[[], None]):
-    self.result = work
+  The `newest` steps stay, multiples of `every` (0: none), and the best: the
+  earliest with the highest score.
+  """
+  saved = sorted(scores)
+  stay = {*saved[-newest:], *(s for s in saved if every and s % every == 0)}
+  known = {s: score for s, score in scores.items() if score is not None}
+  if known:
+    stay.add(min(known, key=lambda s: (-known[s], s)))
+  return [s for s in saved if s not in stay]
 
-  def done(self) -> bool:
-    return True
+
+# ------------------------------------------------------------ one step on disk
+
+
+def read_step(
+  where: pathlib.Path, like: PyTree, run: str
+) -> tuple[PyTree, dict[str, Any]]:
+  """Arrays like these and run state of a step of this run, verified.
+
+  Raises:
+    Unusable: It holds other arrays.
+    Unreachable: One of several processes cannot read it.
+    Exception: It is damaged or cannot be read; `intact.unreachable` tells them
+      apart.
+  """
+  extra = _record(where, run)
+  # Before restoring, because orbax silently casts to the wanted dtype.
+  saved, wanted = extra["leaves"], intact.describe(like)
+  missing = dict.fromkeys(saved.keys() - wanted.keys(), "no such array")
+  _require_same(where, saved, wanted | missing)
+  target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+  how = ocp.checkpoint_utils.construct_restore_args(target)
+  try:
+    state = _arrays(where, target, how)
+  except Exception as e:
+    if processes.alone():
+      raise
+    # The others may have read their shards: they cannot take an older step
+    # without this process, nor this process another than they.
+    raise Unreachable(
+      f"process {jax.process_index()} cannot read checkpoint {where}: "
+      f"{intact.one_line(e)}; no file was changed: if it is damaged, move it "
+      "away and run the same command again"
+    ) from e
+  _require_digest(state, extra["digest"])
+  return state, extra["ledger"]
+
+
+def compare(where: pathlib.Path, like: PyTree, extra: dict[str, Any]) -> None:
+  """Reads a step that was just written; raises if it is not as its record."""
+  if _record(where, None) != extra:
+    raise intact.Damage("its record differs from what was saved")
+  # Each process reads its share of the arrays.
+  every, me = jax.process_count(), jax.process_index()
+  wanted = dict([*extra["digest"].items()][me::every])
+  item = jax.tree_util.tree_map_with_path(
+    lambda path, x: x if intact.name(path) in wanted else ocp.PLACEHOLDER, like
+  )
+  state = _arrays(where, item, jax.tree.map(lambda _: _ON_HOST, like))
+  digests = intact.digest(state, wanted)
+  differ = [p for p, value in wanted.items() if digests.get(p) != value]
+  for path in itertools.chain(*processes.gather(differ)):
+    raise intact.Damage(f"{path} differs from what was saved")
+
+
+def _arrays(where: pathlib.Path, item: PyTree, how: PyTree, **more: Any):
+  args = ocp.args.PyTreeRestore(item=item, restore_args=how, **more)
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    return reader.restore(where / "state", args=args)
+
+
+def steps(directory: pathlib.Path) -> list[int]:
+  """The steps in a directory, ascending; raises Unreachable if not readable."""
+  try:
+    return sorted(
+      int(p.name) for p in directory.iterdir() if p.name.isdecimal()
+    )
+  except FileNotFoundError:
+    return []
+  except OSError as e:
+    raise Unreachable(
+      f"{intact.one_line(e)}; no file was changed: fix this and run the same "
+      "command again"
+    ) from e
+
+
+def _find(directory: pathlib.Path, step: int | None) -> int:
+  """The step, the newest if it is None; raises NoWayBack if it is not there."""
+  if not (saved := steps(directory)) or step not in (None, *saved):
+    what = "checkpoint" if step is None else f"checkpoint {step}"
+    raise NoWayBack(
+      f"there is no {what} in {directory}; there are: {_listed(saved)}"
+    )
+  return saved[-1] if step is None else step
+
+
+def _listed(saved: list[int]) -> str:
+  return ", ".join(map(str, saved)) or "none"
+
+
+def _score(where: pathlib.Path) -> float | None:
+  """The held-out score of a step; None if it has none or is damaged."""
+  try:
+    return _record(where, None).get("score")
+  except (OSError, intact.Damage) as e:
+    if intact.unreachable(e) is not None:
+      raise
+    return None
+
+
+def read_params(
+  directory: str | pathlib.Path,
+  step: int | None,
+  like: PyTree,
+  run: str | None = None,
+) -> tuple[int, PyTree]:
+  """Only the parameters of a step, verified.
+
+  Args:
+    directory: Checkpoints of a run; nothing in it is changed.
+    step: The step; None takes the newest.
+    like: Shapes and shardings of the parameters.
+    run: Identity of the run that must have written it; None accepts any.
+
+  Returns:
+    The step and its parameters.
+
+  Raises:
+    Unusable: There is no such step, it is damaged, or it belongs to another
+      policy or run.
+  """
+  directory = pathlib.Path(directory).absolute()
+  step = _find(directory, step)
+  where, item = directory / str(step), {"params": like}
+  how = ocp.checkpoint_utils.construct_restore_args(item)
+  try:
+    extra = _record(where, run)
+    _require_same(where, extra["leaves"], intact.describe(item))
+    state = _arrays(where, item, how, partial_restore=True)
+    _require_digest(state, extra["digest"])
+  except Unusable:
+    raise
+  except Exception as e:  # orbax raises many kinds for one damaged file
+    raise Unusable(
+      f"checkpoint {step} in {directory}: {intact.one_line(e)}"
+    ) from e
+  return step, state["params"]
+
+
+def _record(where: pathlib.Path, run: str | None) -> dict[str, Any]:
+  """The record of a step, checked to be unchanged and of this run."""
+  extra = intact.opened((where / "extra" / "metadata").read_bytes())
+  saved_by = extra.get("run")
+  if run is not None and saved_by != run:
+    raise intact.Damage(
+      f"another run saved it: its run is {saved_by}, but config.json has run = "
+      f"{run}; move it back to the folder of that run"
+    )
+  return extra
+
+
+def _require_same(
+  where: pathlib.Path, saved: dict[str, str], wanted: dict[str, str]
+) -> None:
+  for path in sorted(wanted):
+    if saved.get(path) != wanted[path]:
+      raise Unusable(
+        f"checkpoint {where.name} in {where.parent}: {path} is "
+        f"{saved.get(path, 'missing')}, but this run needs {wanted[path]}"
+      )
+
+
+def _require_digest(state: PyTree, saved: dict[str, str]) -> None:
+  for path, value in intact.digest(state, saved).items():
+    if value != saved.get(path):
+      raise intact.Damage(f"{path} differs from what was saved")

@@ -6,12 +6,10 @@ import os
 import pathlib
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-
-from brorl_jax.runs import machine
 
 _PROC, _HERTZ = pathlib.Path("/proc"), os.sysconf("SC_CLK_TCK")
 # A step is worth a warning if it had fewer than this share of the cores that it
@@ -69,6 +67,12 @@ def now() -> Clock:
   return Clock(*spent, _compiler.wall, _compiler.process, _waited(), _others())
 
 
+def cores() -> Collection[int]:
+  """The cores that this process may use; macOS cannot tell which."""
+  usable = getattr(os, "sched_getaffinity", None)
+  return usable(0) if usable else range(os.cpu_count() or 1)
+
+
 def _waited() -> dict[str, float]:
   """By thread; empty where the kernel does not say."""
   waited = {}
@@ -94,7 +98,7 @@ def _others() -> float:
     ours |= more
   rows = map(str.split, (_PROC / "stat").read_text().splitlines())
   ticks = {name: [*map(int, row)] for name, *row in rows}
-  each = [ticks.get(f"cpu{core}", []) for core in machine.cores()]
+  each = [ticks.get(f"cpu{core}", []) for core in cores()]
   # All but idle and waiting for a disk.
   busy = sum(sum(row[:3]) + sum(row[5:8]) for row in each)
   busy -= sum(used.get(pid, 0) for pid in ours)
@@ -144,7 +148,7 @@ def few_cores(scalars: Mapping[str, Any]) -> str | None:
   if enough or (usable - had) * scalars["time/step_s"] < _LOST_S:
     return None
   text = f"the step had {had:.1f} and could have used {usable:.1f}"
-  return f"other programs use the cores: {text} of {len(machine.cores())}"
+  return f"other programs use the cores: {text} of {len(cores())}"
 
 
 class Once:

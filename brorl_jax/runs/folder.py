@@ -1,15 +1,25 @@
-"""Run directory: who may use it, config.json, and moving a run aside."""
+"""Run directory: whose it is, config.json with the machine, moving a run aside.
 
+One process at a time may use it.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import subprocess
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from brorl_jax import config
+import jax
+
+from brorl_jax import config, errors
 from brorl_jax.errors import UserError
-from brorl_jax.runs import intact, lines, lock, machine
+from brorl_jax.runs import clock, intact, lines
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
@@ -21,25 +31,66 @@ _ENDS = frozenset({"run.steps", "run.save_every", "run.max_samples"})
 _PART = "config.json.part"  # while config.json is being written
 # Files of earlier runs, by --begin_again, and later steps, by --from_step.
 ASIDE = "set_aside"
-# Directories of checkpoints that were moved aside.
-_UNUSED = ("damaged_checkpoints", "newer_checkpoints")
+_LOCK = ".lock"  # file with the id of the process
 _HELP = (
   "restore the missing files (is a disk not mounted?), choose another workdir, "
   f"or pass --begin_again, which moves all files to {ASIDE}/ in this one and "
   "starts at step 1"
 )
+_PYTHON = platform.python_version()
+# Settings of XLA and jax that may change how a number is computed.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+_JAX_FLAGS = (
+  "jax_default_matmul_precision",
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_disable_most_optimizations",
+  "jax_enable_x64",
+)
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
+_LIBRARIES = """
+  jax jaxlib jax-cuda12-plugin libtpu flax optax orbax-checkpoint transformers
+  tokenizers reasoning-gym mpmath sympy grain numpy
+""".split()
+
+
+@contextlib.contextmanager
+def hold(workdir: pathlib.Path) -> Iterator[None]:
+  """Creates the folder and has its lock; UserError if that cannot be."""
+  with contextlib.ExitStack() as stack:
+    try:
+      workdir.mkdir(parents=True, exist_ok=True)
+      file = stack.enter_context((workdir / _LOCK).open("a+"))
+      try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError:
+        holder = (workdir / _LOCK).read_text().strip()
+        raise UserError(
+          f"workdir {workdir} is in use by process {holder}; wait for it, or "
+          "choose another workdir"
+        ) from None
+      file.truncate(0)
+      file.write(f"{os.getpid()}\n")
+      file.flush()
+    except OSError as e:
+      raise errors.of_system(
+        e,
+        f"workdir {workdir} cannot be written: {e}; nothing was started: fix "
+        "this and run the same command again",
+      ) from None
+    yield
 
 
 def check_empty(workdir: pathlib.Path) -> None:
   """Raises UserError if a folder is not empty or cannot be written."""
-  if _writable(workdir) == workdir and any(workdir.iterdir()):
+  if _exists(workdir) and any(workdir.iterdir()):
     raise UserError(
       f"workdir {workdir} is not empty; choose an empty or new folder"
     )
 
 
-def _writable(workdir: pathlib.Path) -> pathlib.Path:
-  """The folder, or the nearest above it that exists; raises UserError."""
+def _exists(workdir: pathlib.Path) -> bool:
+  """Whether there is such a folder; UserError if it could not be written."""
   # os.path.exists is False inside an unreadable folder; Path.exists raises.
   parent = next(
     p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
@@ -49,7 +100,7 @@ def _writable(workdir: pathlib.Path) -> pathlib.Path:
       f"workdir {workdir}: {parent} is not a folder that can be read and "
       "written; change its permissions or choose another"
     )
-  return parent
+  return parent == workdir
 
 
 def check(
@@ -57,15 +108,9 @@ def check(
   workdir: pathlib.Path,
   *,
   allow_change: bool,
-  free: Set[str] = _MAY_DIFFER,
   mode: str = "train",
 ) -> dict[str, Any]:
   """Refuses a folder that this run may not use; writes nothing.
-
-  Args:
-    allow_change: Whether the config may differ from the run's.
-    free: Fields that may always differ.
-    mode: The command's --mode. A folder of another mode is refused.
 
   Returns:
     Fields whose values differ from the run's, with their new values.
@@ -74,13 +119,17 @@ def check(
     UserError: The folder cannot be written, belongs to another mode or program,
       or to a run with another config.
   """
-  if not _files(workdir):
+  if not files(workdir):
     return {}
   record = _read(workdir)
-  before, of = config.flat(record["config"]), record.get("mode", "train")
-  if of != mode:
-    raise _of_another_mode(workdir, of, mode)
-  now = config.flat(_as_json(values))
+  if (of := record.get("mode", "train")) != mode:
+    raise UserError(
+      f"workdir {workdir} belongs to --mode={of}, but this is --mode={mode}; "
+      "choose another workdir"
+    )
+  before, now = config.flat(record["config"]), config.flat(_as_json(values))
+  # A simulation always starts again.
+  free = _MAY_DIFFER if mode != "simulate" else frozenset()
   if now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
   changed = {
@@ -89,35 +138,25 @@ def check(
     if before.get(k) != now.get(k) and k not in free
   }
   if changed and not allow_change:
-    fields = [
-      f"{intact.clipped(k)} = {intact.clipped(repr(before.get(k)))} (now "
-      f"{intact.clipped(repr(v))})"
-      for k, v in changed.items()
-    ]
+    fields = ", ".join(
+      f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()
+    )
     # All records of an evaluation must come from one config.
-    helps = "pass --allow_config_change"
-    if mode == "evaluate":
-      helps = "use these values"
+    evaluates = mode == "evaluate"
+    helps = "use these values" if evaluates else "pass --allow_config_change"
     raise UserError(
-      f"workdir {workdir} belongs to a run with {', '.join(fields)}; choose "
-      f"another workdir, or {helps}"
+      f"workdir {workdir} belongs to a run with {fields}; choose another "
+      f"workdir, or {helps}"
     )
   return changed
 
 
-def _of_another_mode(workdir: pathlib.Path, of: str, mode: str) -> UserError:
-  return UserError(
-    f"workdir {workdir} belongs to --mode={of}, but this is --mode={mode}; "
-    "choose another workdir"
-  )
-
-
-def _files(workdir: pathlib.Path) -> set[str]:
+def files(workdir: pathlib.Path) -> set[str]:
   """Names of the files of a run; raises UserError for those of others."""
-  if _writable(workdir) != workdir:
+  if not _exists(workdir):
     return set()
   # A run that is killed at once leaves only an incomplete config.json.
-  names = {p.name for p in workdir.iterdir()} - {_PART, lock.NAME, ASIDE}
+  names = {p.name for p in workdir.iterdir()} - {_PART, _LOCK, ASIDE}
   if names and not names & {"config.json", "checkpoints", "metrics.jsonl"}:
     raise UserError(
       f"workdir {workdir} holds files that do not belong to a run; choose an "
@@ -131,10 +170,9 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   try:
     record = json.loads(path.read_text())
-    config = record.get("config") if isinstance(record, dict) else None
-    if not isinstance(config, dict):
+    if not isinstance(record, dict) or not isinstance(record["config"], dict):
       raise ValueError("it does not hold the config of a run")
-  except (OSError, ValueError, RecursionError) as e:
+  except (OSError, ValueError, KeyError, RecursionError) as e:
     raise UserError(f"{path} cannot be read: {e}; {_HELP}") from None
   return record
 
@@ -149,16 +187,15 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
   if not (workdir / "config.json").exists():
     return []
   record = _read(workdir)
-  earlier = [one["config"] for one in record.get("earlier") or []]
+  earlier = [start["config"] for start in record.get("earlier") or []]
   return [record["config"], *reversed(earlier)]
 
 
 def begun(workdir: pathlib.Path) -> str | None:
   """Why a run must not start here although there is no checkpoint, or None."""
   # Step 0 is evaluated before it is saved, so eval/ may have lines.
-  for name in ("metrics.jsonl", "samples.jsonl", *_UNUSED):
-    path = workdir / name
-    if path.is_dir() or (path.exists() and path.stat().st_size):
+  for path in (workdir / "metrics.jsonl", workdir / "samples.jsonl"):
+    if path.exists() and path.stat().st_size:
       checkpoints = workdir / "checkpoints"
       return f"{path} has steps of a run, but {checkpoints} has no checkpoint"
   return None
@@ -169,21 +206,9 @@ def lost(why: str) -> UserError:
   return UserError(f"{why}; no file was changed: {_HELP}")
 
 
-def check_again(workdir: pathlib.Path) -> None:
-  """Raises UserError if a folder holds no training run, and is not empty."""
-  if "config.json" not in _files(workdir):
-    return
-  try:
-    mode = _read(workdir).get("mode", "train")
-  except UserError:  # damaged, as it often is when this is needed
-    return
-  if mode != "train":
-    raise _of_another_mode(workdir, mode, "train")
-
-
 def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   """Moves all files of a run to a new folder; None if there are none."""
-  if not (names := _files(workdir)):
+  if not (names := files(workdir)):
     return None
   to = next_aside(workdir)
   to.mkdir(parents=True)
@@ -220,27 +245,22 @@ def stored(workdir: pathlib.Path, what: str) -> Any:
 def write_config(
   values: Mapping[str, Any], workdir: pathlib.Path, **entries: Any
 ) -> None:
-  """Writes config.json: the config, git commit, versions and `entries`.
-
-  If the file of an earlier start differs, it is kept under "earlier".
-  """
+  """Writes config.json; keeps what an earlier start had under "earlier"."""
   root = pathlib.Path(__file__).parents[2]
+  git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
   try:
-    commit = subprocess.run(
-      ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-      cwd=root,
-      capture_output=True,
-      text=True,
-      timeout=10,
-    ).stdout.strip()
+    done = subprocess.run(
+      git, cwd=root, capture_output=True, text=True, timeout=10
+    )
+    commit = done.stdout.strip() or None
   except (OSError, subprocess.SubprocessError):
-    commit = ""
+    commit = None
   record = {
     "config": _as_json(values),
-    "git_commit": commit or None,
-    "python": machine.PYTHON,
-    "versions": machine.versions(),
-    "machine": machine.here(),
+    "git_commit": commit,
+    "python": _PYTHON,
+    "versions": versions(),
+    "machine": here(),
     **entries,
   }
   path = workdir / "config.json"
@@ -251,3 +271,46 @@ def write_config(
       earlier = [*earlier, before]
     record |= {"earlier": earlier} if earlier else {}
   lines.write_whole(path, json.dumps(record, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+  """The installed libraries that may affect a number."""
+  found = {}
+  for name in _LIBRARIES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
+  return found
+
+
+def here() -> dict[str, Any]:
+  """The hardware and flags that may affect the last bits of a number."""
+  flags = {name: os.environ.get(name, "") for name in _FLAGS}
+  flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
+  return {
+    "cpus": len(clock.cores()),
+    "processor": _processor(),
+    "devices": dict(Counter(device.device_kind for device in jax.devices())),
+    "processes": jax.process_count(),
+    "flags": flags,
+  }
+
+
+def _processor() -> str:
+  """The name of this machine's processor."""
+  found = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+  named = [x for x in found if x.startswith(("model name", "CPU part"))]
+  return named[0].partition(":")[2].strip() if named else platform.processor()
+
+
+def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
+  """What may change the bits of a run that resumes here: before and now."""
+  if not (workdir / "config.json").exists():
+    return {}
+  last, now = _read(workdir), here()
+  before = last.get("machine") or {}
+  before |= before.pop("flags", {})
+  now |= now.pop("flags")
+  before |= {"Python": last.get("python"), **(last.get("versions") or {})}
+  now |= {"Python": _PYTHON, **versions()}
+  both = {name: (before.get(name), now.get(name)) for name in {**now, **before}}
+  return {name: (a, b) for name, (a, b) in both.items() if a != b}

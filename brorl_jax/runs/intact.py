@@ -21,12 +21,12 @@ from brorl_jax.many import processes
 # Errors about the contents of a folder, not about reading it.
 _CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _OS_ERROR = re.compile(r"os_error_code=\\*'(\d+)")  # in messages of tensorstore
+# Messages of XLA, tensorstore and Python that have no error number.
+_NO_ROOM = ("RESOURCE_EXHAUSTED", "can't start new thread")
 _SUM = "sum:"  # before the digest of an array that was spread over processes
 _SPREAD = tuple(
   map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 )
-# Messages of XLA, tensorstore and Python that have no error number.
-_NO_ROOM = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
 
 class Damage(ValueError):
@@ -95,16 +95,15 @@ def _part(
   """
   part = np.asarray(array)
   shape = part.shape if shape is None else shape
-  index = tuple(slice(0, n) for n in shape) if index is None else index
+  index = (slice(None),) * len(shape) if index is None else index
+  along = [
+    np.arange(*at.indices(n)) for at, n in zip(index, shape, strict=True)
+  ]
+  places = np.ravel_multi_index(np.ix_(*along), shape) if shape else 0
   bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}")
-  at, stride = np.zeros((), np.uint64), 1
   with np.errstate(over="ignore"):
-    for axis in reversed(range(len(shape))):
-      begin, end, _ = index[axis].indices(shape[axis])
-      steps = np.arange(begin, end, dtype=np.uint64) * np.uint64(stride)
-      at = steps.reshape(-1, *[1] * (len(shape) - 1 - axis)) + at
-      stride *= shape[axis]
-    x = bits.reshape(part.shape).astype(np.uint64) + at * _SPREAD[0]
+    x = bits.reshape(part.shape).astype(np.uint64)
+    x = x + np.asarray(places).astype(np.uint64) * _SPREAD[0]
     x = (x ^ (x >> np.uint64(30))) * _SPREAD[1]
     x = (x ^ (x >> np.uint64(27))) * _SPREAD[2]
     return int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
@@ -127,19 +126,15 @@ def sealed(record: dict[str, Any]) -> dict[str, Any]:
   return {**record, "seal": seal(record)}
 
 
-def opened(record: Any) -> dict[str, Any]:
-  """A sealed record, checked, without its seal.
-
-  Raises:
-    Damage: The seal does not match.
-  """
-  if not isinstance(record, dict):
-    raise Damage("its record is not a JSON object")
-  record = dict(record)
-  stored_seal = record.pop("seal", None)
-  if stored_seal != seal(record):
-    raise Damage("its record differs from what was saved")
-  return record
+def opened(text: bytes) -> dict[str, Any]:
+  """A sealed record from its JSON text, checked, without its seal."""
+  try:
+    record = json.loads(text)
+    if record.pop("seal") == seal(record):
+      return record
+  except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+    pass  # no text, no JSON, no object, no seal
+  raise Damage("its record differs from what was saved")
 
 
 def seal(record: Any) -> str:
@@ -159,9 +154,8 @@ def unreachable(error: BaseException | None) -> str | None:
     for number in numbers:
       if number not in _CONTENT:
         return os.strerror(number)
-    for text in _NO_ROOM:
-      if text in str(error):
-        return clipped(first_line(error))
+    if any(text in str(error) for text in _NO_ROOM):
+      return clipped(first_line(error))
     error = error.__cause__ or error.__context__
   return None
 

@@ -1,12 +1,19 @@
-"""JSON lines files that survive a kill or a power loss."""
+"""JSON lines files that survive a kill or a power loss.
+
+Those of a run tell which of its steps they cover.
+"""
 
 import contextlib
 import errno
 import json
+import math
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Check = Callable[[Any], object]  # raises ValueError if a line is not right
 
 
 class Damaged(ValueError):
@@ -14,11 +21,7 @@ class Damaged(ValueError):
 
 
 class JsonLines:
-  """A file with one JSON object per line, each with a "step".
-
-  Attributes:
-    steps: The steps of the lines that were kept on opening.
-  """
+  """A file with one JSON object per line, each with a "step"."""
 
   def __init__(
     self,
@@ -28,38 +31,30 @@ class JsonLines:
     warn: Callable[[str], None] | None = None,
     keep: Callable[[Mapping[str, Any]], bool] = lambda line: False,
   ):
-    """Opens the file for appending and drops lines of steps past `after`.
+    """Opens the file, or makes it, and drops lines of steps past `after`.
 
     Args:
-      path: The file; it is created if it is missing.
-      after: Last step whose lines are kept.
       warn: Called with one line for each unreadable line, which is dropped.
         Without it, the first unreadable line raises `Damaged`.
       keep: Whether a line is kept whatever its step.
     """
     self._path = path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    self.steps = []
+    kept = []
+    for line in _read(path, has_step) if path.exists() else ():
+      if not isinstance(line, Damaged):
+        kept += [line] if line["step"] <= after or keep(line) else []
+      elif warn is None:
+        raise line
+      else:
+        warn(f"{line}; the line is left out")
     if path.exists():
-      kept = []
-      for number, line in _numbered(path, has_step):
-        if not isinstance(line, ValueError):
-          kept += [line] if line["step"] <= after or keep(line) else []
-        elif warn is None:
-          raise _damaged(path, number, line)
-        else:
-          warn(f"{path}, line {number}: skipped: {line}")
-      self.steps = [line["step"] for line in kept]
-      write_whole(path, b"".join(map(text, kept)).decode())
+      write_whole(path, b"".join(map(_text, kept)).decode())
     self._file = path.open("ab", buffering=0)
 
   def write(self, *lines: Mapping[str, Any]) -> None:
-    """Appends lines; they survive if the process is killed afterwards.
-
-    Raises:
-      OSError: Names the file, which cannot be written or was removed.
-    """
-    rest = b"".join(map(text, lines))
+    """Appends lines, which survive a kill; an OSError names the file."""
+    rest = b"".join(map(_text, lines))
     with _naming(self._path):
       if not self._path.exists():  # otherwise the lines would be lost
         raise FileNotFoundError(errno.ENOENT, "was removed during the run")
@@ -76,8 +71,7 @@ class JsonLines:
     self._file.close()
 
 
-def text(line: Mapping[str, Any]) -> bytes:
-  """A line as it is written."""
+def _text(line: Mapping[str, Any]) -> bytes:
   return f"{json.dumps(dict(line))}\n".encode()
 
 
@@ -94,7 +88,7 @@ def write_whole(path: pathlib.Path, text: str) -> None:
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-  """Writes a folder's entries, so that new files survive a power loss."""
+  """So that new files survive a power loss."""
   at = os.open(folder, os.O_RDONLY)
   try:
     os.fsync(at)
@@ -117,36 +111,13 @@ def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def each_line(
-  path: str | pathlib.Path, check: Callable[[Any], object] = bool
+  path: str | pathlib.Path, check: Check = bool
 ) -> Iterator[dict[str, Any]]:
   """Like `read_lines`, one by one; a ValueError of `check` raises `Damaged`."""
-  for number, line in _numbered(path, check):
-    if isinstance(line, ValueError):
-      raise _damaged(path, number, line)
+  for line in _read(path, check):
+    if isinstance(line, Damaged):
+      raise line
     yield line
-
-
-def each_whole(
-  path: str | pathlib.Path, check: Callable[[Any], object] | None = None
-) -> Iterator[dict[str, Any]]:
-  """Lines with a step, up to the first unreadable line.
-
-  Args:
-    path: The file.
-    check: As for `each_line`; by default `has_step`.
-
-  Raises:
-    Damaged: An unreadable line is followed by a readable one, so that it is not
-      the end of a file that a power loss cut.
-  """
-  bad = None
-  for number, line in _numbered(path, check or has_step):
-    if isinstance(line, ValueError):
-      bad = bad or _damaged(path, number, line)
-    elif bad is not None:
-      raise bad
-    else:
-      yield line
 
 
 def has_step(line: Any) -> None:
@@ -170,20 +141,104 @@ def is_number(x: Any) -> bool:
   return type(x) in (int, float) and abs(x) < 1e300
 
 
-def _numbered(
-  path: str | pathlib.Path, check: Callable[[Any], object]
-) -> Iterator[tuple[int, Any]]:
-  """The number and object of each line, or the ValueError of reading it."""
+def _read(
+  path: str | pathlib.Path, check: Check
+) -> Iterator[dict[str, Any] | Damaged]:
+  """The object of each line, or what is wrong with it."""
   with pathlib.Path(path).open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.endswith(b"\n"):  # cut: every whole line ends with it
         return
       try:
-        check(value := json.loads(line[:-1].decode()))
+        value = json.loads(line[:-1].decode())
+        check(value)
       except (ValueError, RecursionError) as e:
-        value = e if isinstance(e, ValueError) else ValueError(str(e))
-      yield number, value
+        value = Damaged(f"{path}, line {number}: {e}")
+      yield value
 
 
-def _damaged(path: Any, number: int, error: ValueError) -> Damaged:
-  return Damaged(f"{path}, line {number}: {error}")
+# ------------------------------------- the steps that the files of a run cover
+
+
+class Covered(NamedTuple):
+  """The contents of metrics.jsonl and eval/ of a run."""
+
+  workdir: pathlib.Path
+  steps: int  # number of lines of metrics.jsonl
+  # From the step of each evaluation to whether it has all records.
+  evaluations: Mapping[int, bool]
+  every: int  # steps between the evaluations that all starts of the run share
+  # Last step of the newest start, which ends with an evaluation.
+  last: int | None
+
+  def lacks(self, step: int) -> str | None:
+    """Why the files do not cover the steps up to this one, None if they do."""
+    if step > self.steps:
+      path = self.workdir / "metrics.jsonl"
+      return f"{path} has no step {step}: it ends with step {self.steps}"
+    wanted = {*range(0, step + 1, self.every), *self.evaluations}
+    wanted |= {step} if step == self.last else set()
+    for at in sorted(wanted):
+      if at <= step and not self.evaluations.get(at):
+        return f"{self.workdir / 'eval'} has no whole evaluation of step {at}"
+    return None
+
+
+def covered(
+  workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]
+) -> Covered:
+  """Reads the files of a run and changes nothing.
+
+  Args:
+    starts: The config of each start, the newest first.
+
+  Raises:
+    Damaged: A line is unreadable, missing or another one, and later lines
+      exist.
+  """
+  evaluations, count, path = {}, 0, workdir / "metrics.jsonl"
+  records = Counter(x["step"] for x in _whole(workdir / "eval/records.jsonl"))
+  for line in _whole(workdir / "eval/curve.jsonl", _has_size):
+    evaluations[line["step"]] = records[line["step"]] == _size(line)
+  for count, line in enumerate(_whole(path, has_scalars), 1):
+    if line["step"] != count:
+      step = line["step"]
+      raise Damaged(f"{path}, line {count}: the step is {step}, not {count}")
+  # Starts with different values of eval.every share only these steps.
+  every = math.lcm(
+    *(max(1, c.get("eval", {}).get("every") or 1) for c in starts)
+  )
+  last = starts[0].get("run", {}).get("steps") if starts else None
+  return Covered(workdir, count, evaluations, every, last)
+
+
+def _whole(
+  path: pathlib.Path, check: Check = has_step
+) -> Iterator[dict[str, Any]]:
+  """Lines up to the end, which a power loss may have cut; none without a file.
+
+  An unreadable line that is followed by a readable one raises `Damaged`.
+  """
+  bad = None
+  for line in _read(path, check) if path.exists() else ():
+    if isinstance(line, Damaged):
+      bad = bad or line
+    elif bad is not None:
+      raise bad
+    else:
+      yield line
+
+
+def _has_size(line: Any) -> None:
+  """Raises ValueError if it does not say how many records there are."""
+  has_step(line)
+  try:
+    _size(line)
+  except (KeyError, TypeError, ValueError, OverflowError):
+    raise ValueError("'summary' is not what a run writes") from None
+
+
+def _size(line: Mapping[str, Any]) -> int:
+  """How many records an evaluation has."""
+  total = line["summary"]["all"]
+  return int(total["prompts"]) * int(total["samples"])

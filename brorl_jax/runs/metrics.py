@@ -6,19 +6,18 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-import rich.console
-import rich.progress
 from jaxtyping import Bool, Float
 
-from brorl_jax.runs import machine, trackers
+from brorl_jax.runs import clock, trackers
 from brorl_jax.runs.lines import Damaged as Damaged
-from brorl_jax.runs.lines import JsonLines, read_lines
+from brorl_jax.runs.lines import JsonLines
 from brorl_jax.runs.lines import each_line as each_line
+from brorl_jax.runs.lines import read_lines as read_lines
 from brorl_jax.types import Groups, Rollouts, Scores
 
 # Metrics shown on the terminal; the files have all of them.
@@ -34,7 +33,7 @@ RATE_EDGES = (1, 3, 10, 30, 50, 70, 90, 97, 99, 100)
 
 
 class Writer:
-  """Writes the scalars of each step: metrics.jsonl, trackers, progress bar."""
+  """Writes the scalars of each step: metrics.jsonl, trackers, terminal."""
 
   def __init__(
     self,
@@ -45,32 +44,19 @@ class Writer:
     warn: Callable[[str], None] | None = None,
     wandb: str = "",
     config: Mapping[str, Any] | None = None,
-    evaluations: Iterable[tuple[int, Mapping[str, float]]] = (),
   ):
-    """Opens the files of a run and continues them.
-
-    Args:
-      after: Last finished step; lines of later steps are dropped.
-      evaluations: Steps and scalars of evaluations up to `after`, for wandb.
-    """
+    """Continues the files of a run after a step; drops what is later."""
     workdir = pathlib.Path(workdir)
     path = workdir / "metrics.jsonl"
     self._lines = JsonLines(path, after=after, warn=warn)
-    done = read_lines(path)
     self._progress = Progress(after=max(after, 0), steps=steps)
     self._trackers: list[trackers.TensorBoard | trackers.Wandb] = [
       trackers.TensorBoard(workdir, after=after)
     ]
     if wandb:
-      say = lambda text: self.say(max(after, 0), text)
-      board = trackers.Wandb(
-        workdir,
-        wandb,
-        config=config or {},
-        done=_by_step(done, evaluations),
-        warn=warn or say,
-      )
-      say(f"wandb: {board.where}")
+      warn = warn or (lambda text: self.say(max(after, 0), text))
+      board = trackers.Wandb(workdir, wandb, config=config or {}, warn=warn)
+      self.say(max(after, 0), f"wandb: {board.where}")
       self._trackers.append(board)
 
   def write_scalars(
@@ -93,7 +79,7 @@ class Writer:
   ):
     """Shows an evaluation with samples: `short` here, `text` on trackers."""
     self._show(step, {**scalars, "eval/samples": text or None})
-    self._progress.say(step, "\n".join(filter(None, [numbers(scalars), short])))
+    self.say(step, "\n".join(filter(None, [numbers(scalars), short])))
 
   def say(self, step: int, text: str) -> None:
     """Shows a line on the terminal only."""
@@ -108,68 +94,26 @@ class Writer:
     self._lines.close()
     for tracker in self._trackers:
       tracker.close()
-    self._progress.close()
-
-
-def _by_step(
-  done: Iterable[Mapping[str, Any]],
-  evaluations: Iterable[tuple[int, Mapping[str, float]]],
-) -> Iterable[tuple[int, dict[str, float]]]:
-  """Merges lines of metrics.jsonl and evaluations into one dict per step."""
-  by_step = collections.defaultdict[int, dict[str, float]](dict)
-  for step, scalars in (*((x["step"], x) for x in done), *evaluations):
-    by_step[step] |= {k: x for k, x in scalars.items() if x is not None}
-    by_step[step].pop("step", None)
-  return sorted(by_step.items())
 
 
 class Progress:
-  """A progress bar on a terminal; otherwise one line per step."""
+  """One line per step on standard error, with the time that is left."""
 
   def __init__(self, *, after: int, steps: int, unit: str = "step"):
-    """Starts the display; `after` steps are already finished."""
+    """Starts the clock; `after` steps are already finished."""
     self._steps, self._unit = steps, unit
     self._first, self._start = after, time.monotonic()
-    self._bar = None
-    if sys.stderr.isatty():
-      self._bar = rich.progress.Progress(
-        rich.progress.TextColumn(unit),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.BarColumn(bar_width=20),
-        rich.progress.TimeRemainingColumn(),
-        rich.progress.TextColumn("{task.fields[numbers]}"),
-        console=rich.console.Console(stderr=True),
-      )
-      self._task = self._bar.add_task(
-        "", total=steps, completed=after, numbers="compiling"
-      )
-      self._bar.start()
 
   def step(self, step: int, numbers: str) -> None:
     """Shows that a step is finished."""
-    if self._bar is not None:
-      self._bar.update(self._task, completed=step, numbers=numbers)
-      return
     spent = time.monotonic() - self._start
     left = spent / (step - self._first) * (self._steps - step)
-    print(
-      f"{self._unit} {step}/{self._steps}  {numbers}  {spent:.0f} s, "
-      f"{left:.0f} s left",
-      file=sys.stderr,
-      flush=True,
-    )
+    self.say(step, f"{numbers}  {spent:.0f} s, {left:.0f} s left")
 
-  def say(self, step: int, numbers: str) -> None:
+  def say(self, step: int, text: str) -> None:
     """Shows something else that happened at a step."""
-    line = f"{self._unit} {step}/{self._steps}  {numbers}"
-    if self._bar is not None:
-      self._bar.console.print(line, highlight=False, markup=False)
-    else:
-      print(line, file=sys.stderr, flush=True)
-
-  def close(self) -> None:
-    if self._bar is not None:
-      self._bar.stop()
+    line = f"{self._unit} {step}/{self._steps}  {text}"
+    print(line, file=sys.stderr, flush=True)
 
 
 def numbers(scalars: Mapping[str, float | None]) -> str:
@@ -179,7 +123,7 @@ def numbers(scalars: Mapping[str, float | None]) -> str:
   text = "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
   if scalars.get("time/cores") is None:
     return text
-  had = f"{scalars['time/cores']:.1f} of {len(machine.cores())} cores"
+  had = f"{scalars['time/cores']:.1f} of {len(clock.cores())} cores"
   return f"{text}  {scalars['time/cpu_s']:.1f} CPU-s  {had}"
 
 

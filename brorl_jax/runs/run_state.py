@@ -1,57 +1,45 @@
-"""How the counters of a run change: functions from `RunState` to `RunState`."""
+"""Counters of a run and its guards: functions from `RunState` to `RunState`.
+
+Guards show that a run breaks or collapses. They see the run state and the
+metrics of a step alone, so that a resumed run warns at the same steps.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+from brorl_jax.config.run import Guard
 from brorl_jax.runs import lines
 from brorl_jax.types import RunState
 
+_ENTROPY = "rollout/entropy"
+_FIRST = 20  # steps whose mean is what is usual in a run
+_NORMS = 128  # gradients whose norms are remembered
+_FEW_NORMS = 20  # with fewer a spike cannot be told from the start of a run
+# Gradients of a policy that learns grow: 2.1 after .7 in 28 steps of the quick
+# start. So a spike is also far above the mean.
+_LEAST_SPIKE = 2.0
+_MEMORY = 0.9  # of the moving average of rewards, per step
 
-def from_json(saved: Any) -> RunState:
+
+def from_json(saved: Mapping[str, Any]) -> RunState:
   """The result of `RunState.to_json` after JSON.
 
   Raises:
-    Damaged: A field or a value is not what a run saves.
+    Damaged: Another version of the program saved it.
   """
-  if not isinstance(saved, Mapping):
-    raise lines.Damaged("the checkpoint's run state is not a JSON object")
   known = {field.name for field in dataclasses.fields(RunState)}
   if odd := sorted(saved.keys() ^ known):
     raise lines.Damaged(
-      f"the fields of the checkpoint's run state are not those that a run "
-      f"saves: see {', '.join(odd)}"
+      f"the checkpoint was saved by another version of brorl_jax: only one of "
+      f"the two has {', '.join(odd)}; use that version (git_commit in "
+      "config.json)"
     )
-  for name, value in saved.items():
-    if not _is_saved(name, value):
-      raise lines.Damaged(
-        f"{name!r} of the checkpoint's run state is not what a run saves"
-      )
   norms = tuple(saved["grad_norms"])
-  usual = {k: (int(n), x) for k, (n, x) in saved["usual"].items()}
+  usual = {k: (n, x) for k, (n, x) in saved["usual"].items()}
   return RunState(**{**saved, "grad_norms": norms, "usual": usual})
-
-
-def _is_saved(name: str, value: Any) -> bool:
-  """Whether a field of a run state, as JSON has it, is of its type."""
-  number = lambda x: type(x) in (int, float)
-  if name == "beyond":
-    return isinstance(value, Mapping) and all(
-      type(v) is int for v in value.values()
-    )
-  if name == "usual":
-    return isinstance(value, Mapping) and all(
-      isinstance(v, Sequence)
-      and len(v) == 2
-      and type(v[0]) is int
-      and number(v[1])
-      for v in value.values()
-    )
-  if name == "grad_norms":
-    return isinstance(value, Sequence) and all(map(number, value))
-  if name in ("best", "reward", "score", "peak", "peak_reward"):
-    return value is None or number(value)
-  return type(value) is int
 
 
 def generated(
@@ -101,3 +89,108 @@ def was_reset(progress: RunState) -> RunState:
   return dataclasses.replace(
     progress, since_reset=0, resets=progress.resets + 1, best=None, stalled=0
   )
+
+
+def learned(
+  progress: RunState, norms: tuple[float, ...], *, bad: bool
+) -> RunState:
+  """After the updates of a step.
+
+  Args:
+    norms: Of the gradients that were applied.
+    bad: Whether the step was starved or skipped an update.
+  """
+  return dataclasses.replace(
+    progress,
+    bad=progress.bad + 1 if bad else 0,
+    grad_norms=(*progress.grad_norms, *norms)[-_NORMS:],
+  )
+
+
+def most_norm(deviations: float, norms: tuple[float, ...]) -> float:
+  """Norm of a gradient above which it is a spike.
+
+    max(mean + deviations * std, 2 mean) over the last updates
+
+  Args:
+    deviations: Standard deviations; 0: nothing is a spike.
+    norms: Of the last updates that were applied; with fewer than 20 nothing is.
+  """
+  if not deviations or len(norms) < _FEW_NORMS:
+    return math.inf
+  mean = statistics.fmean(norms)
+  spread = statistics.pstdev(norms, mean)
+  return max(mean + deviations * spread, _LEAST_SPIKE * mean)
+
+
+class Alarm(NamedTuple):
+  """A number of a step that is beyond its bound."""
+
+  guard: str
+  metric: str
+  value: float
+  bound: float
+  steps: int  # in a row
+
+  @property
+  def text(self) -> str:
+    above = "above" if self.value > self.bound else "below"
+    return (
+      f"{self.metric} = {self.value:.3g} is {above} {self.bound:.3g} "
+      f"(config.guard.{self.guard})"
+    )
+
+
+def watched(
+  c: Guard, progress: RunState, scalars: Mapping[str, float | None]
+) -> tuple[RunState, list[Alarm]]:
+  """The run state after a step, and every number that is beyond its bound."""
+  alarms = [
+    Alarm(guard, metric, value, bound, progress.beyond.get(guard, 0) + 1)
+    for guard, metric, value, bound in _beyond(c, progress, scalars)
+  ]
+  beyond = {alarm.guard: alarm.steps for alarm in alarms}
+  usual, reward = dict(progress.usual), scalars.get("reward/mean")
+  count, mean = usual.get(_ENTROPY, (0, 0.0))
+  entropy = scalars.get(_ENTROPY)
+  if entropy is not None and count < _FIRST:
+    usual[_ENTROPY] = count + 1, mean + (entropy - mean) / (count + 1)
+  if reward is None:
+    reward = progress.reward
+  elif progress.reward is not None:
+    reward = _MEMORY * progress.reward + (1.0 - _MEMORY) * reward
+  return (
+    dataclasses.replace(progress, usual=usual, beyond=beyond, reward=reward),
+    alarms,
+  )
+
+
+def _beyond(
+  c: Guard, p: RunState, scalars: Mapping[str, float | None]
+) -> Iterator[tuple[str, str, float, float]]:
+  """Guard, metric, value and bound of each number that is beyond its bound."""
+  entropy = scalars.get(_ENTROPY)
+  if c.entropy_low and entropy is not None and _ENTROPY in p.usual:
+    least = c.entropy_low * p.usual[_ENTROPY][1]
+    if entropy < least:
+      yield "entropy_low", _ENTROPY, entropy, least
+  for guard, metric, most in (
+    ("kl", "policy/kl_ref", c.kl),
+    ("truncated", "rollout/truncated_fraction", c.truncated),
+  ):
+    value = scalars.get(metric)
+    if most and value is not None and value > most:
+      yield guard, metric, value, most
+  if c.score_drop and p.score is not None and p.peak is not None:
+    # The reward at the best score is unknown if that was before the first step.
+    more = p.peak_reward is None or (p.reward or 0.0) > p.peak_reward
+    if more and p.score < (least := p.peak - c.score_drop):
+      yield "score_drop", "eval/pass_at_1", p.score, least
+
+
+def ends(c: Guard, alarms: list[Alarm]) -> str | None:
+  """Why the run shall end, None if it shall not."""
+  for alarm in alarms:
+    if c.end_after and alarm.steps >= c.end_after:
+      return f"{alarm.text} for {alarm.steps} steps in a row"
+  return None

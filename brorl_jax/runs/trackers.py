@@ -5,13 +5,12 @@ failing tracker never stops a run.
 """
 
 import contextlib
-import functools
 import html
 import pathlib
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from brorl_jax.runs import lines
 # Numbers, histograms and texts of a step, by name.
 Values = Mapping[str, float | str | np.ndarray]
 _BINS = 32  # of a histogram
-_ID = "wandb_id"  # file in the run's folder with the id of the wandb run
 _START_S = 15.0  # wait for wandb's server when a run starts
 _FINISH_S = 60.0  # wait for uploads when it ends
 
@@ -46,7 +44,12 @@ class TensorBoard:
     self._board = tensorboardX.SummaryWriter(
       str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
     )
-    _outlive_a_full_disk(self._board)
+    # Otherwise the thread of the writer ends with a traceback on a full disk,
+    # and the run waits for it forever. Other files report the full disk.
+    file: Any = self._board._get_file_writer()
+    events = file.event_writer._ev_writer
+    for name in ("write_event", "flush", "close"):
+      setattr(events, name, _quiet(getattr(events, name)))
 
   def write(self, step: int, values: Values) -> None:
     for name, value in values.items():
@@ -62,19 +65,7 @@ class TensorBoard:
     self._board.close()
 
 
-def _outlive_a_full_disk(board: tensorboardX.SummaryWriter) -> None:
-  """Keeps TensorBoard's thread alive when the disk is full.
-
-  Otherwise the thread ends with a traceback, and the run waits for it forever.
-  Writing the other files reports the full disk.
-  """
-  file: Any = board._get_file_writer()
-  events = file.event_writer._ev_writer
-  for name in ("write_event", "flush", "close"):
-    setattr(events, name, _unless_it_fails(getattr(events, name)))
-
-
-def _unless_it_fails(write: Callable[..., object]) -> Callable[..., None]:
+def _quiet(write: Callable[..., object]) -> Callable[..., None]:
   def quiet(*args: object) -> None:
     with contextlib.suppress(OSError):
       write(*args)
@@ -99,15 +90,9 @@ class Wandb:
     project: str,
     *,
     config: Mapping[str, Any],
-    done: Iterable[tuple[int, Mapping[str, float]]],
     warn: Callable[[str], None],
   ):
-    """Starts, and sends the steps that wandb does not have yet.
-
-    `done` has the scalars of finished steps, ascending: a killed process loses
-    what wandb has not written yet.
-    """
-    self._warn, file = warn, workdir / _ID
+    self._warn, file = warn, workdir / "wandb_id"
     new = not file.exists()
     if new:
       lines.write_whole(file, f"{uuid.uuid4().hex[:8]}\n")
@@ -118,9 +103,9 @@ class Wandb:
       name=workdir.absolute().name if new else None,
       dir=str(workdir.absolute()),
       config=dict(config),
+      resume="allow",
+      allow_val_change=True,
     )
-    for step, scalars in done:
-      self.write(step, scalars)
 
   @property
   def where(self) -> str:
@@ -160,15 +145,7 @@ def _shown(value: float | str | np.ndarray) -> Any:
   return value
 
 
-def _start(
-  warn: Callable[[str], None],
-  *,
-  project: str,
-  id: str,
-  name: str | None,
-  dir: str,
-  config: dict[str, Any],
-) -> Any:
+def _start(warn: Callable[[str], None], **how: Any) -> Any:
   """A run of wandb, offline if there is no connection; None if it fails."""
   import wandb  # optional, and takes a second to import
 
@@ -178,28 +155,18 @@ def _start(
     init_timeout=_START_S,
     finish_timeout=_FINISH_S,
   )
-  init = functools.partial(
-    wandb.init,
-    project=project,
-    id=id,
-    name=name,
-    dir=dir,
-    config=config,
-    resume="allow",
-    allow_val_change=True,
-  )
   try:
     online = wandb.setup(settings=settings).settings.mode == "online"
     # Without prompt=False it would wait for input on the terminal.
     if online and not wandb.login(prompt=False, verify=False):
       raise ValueError("no API key; run wandb login")
-    return init()
+    return wandb.init(**how)
   except Exception as e:
     warn(f"wandb: {first_line(e)}; recording offline")
   try:
     wandb.teardown()  # otherwise the id would be in use
     wandb.setup(settings=settings)
-    return init(mode="offline")
+    return wandb.init(**how, mode="offline")
   except Exception as e:
     warn(f"wandb is off: {first_line(e)}")
     return None

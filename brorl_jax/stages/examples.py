@@ -11,7 +11,7 @@ from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.config.data import DataConfig, DomainConfig, FamilyConfig
 from brorl_jax.data import data_order, dataset, heldout, schema
-from brorl_jax.data.records import Place
+from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
 from brorl_jax.model import tokenizer
@@ -23,19 +23,17 @@ from brorl_jax.verdicts.strict_json import show
 
 _SHOWN_LINES = 5  # skipped lines that are shown
 _NAMED = 12  # unused columns that are named
+_PROBES = 256  # prompts per family whose length is checked at the start
+# DRAW.puzzle takes indexes below 2**44; 2 million steps need 2**41.
+_SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 
 
 def file_form(fields: str, domain: str, *, own: bool) -> Form:
-  """How the files of a config are read.
+  """How the files of a config are read, from `data.fields` and `data.domain`.
 
-  Args:
-    fields: `data.fields`.
-    domain: `data.domain`.
-    own: Whether the user's own functions give the rewards; then all lines are
-      of one domain.
-
-  Raises:
-    ValueError: The fields cannot be parsed, or the domain is unknown.
+  `own` says that the user's own functions give the rewards; then all lines are
+  of one domain. Raises ValueError if the fields cannot be parsed, or the domain
+  is unknown.
   """
   try:
     names = schema.parse(fields, schema.known(DOMAINS))
@@ -52,12 +50,7 @@ def file_form(fields: str, domain: str, *, own: bool) -> Form:
 
 
 def check_data(c: DataConfig, *, own: bool) -> None:
-  """Checks a config before any file is opened.
-
-  Raises:
-    ValueError: The system message is not valid text, or there are own reward
-      functions without files.
-  """
+  """Raises ValueError if a config is wrong whatever its files hold."""
   if c.system:
     strict_json.text(c.system, "config.data.system")
   if own and not (c.files or c.heldout_files):
@@ -72,21 +65,12 @@ def check_data(c: DataConfig, *, own: bool) -> None:
     )
 
 
-def by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:
-  """The examples of each domain, in order."""
-  out = collections.defaultdict[str, list[Example]](list)
-  for example in examples:
-    out[example.domain].append(example)
-  return dict(out)
-
-
 def read_files(
   c: DataConfig, *, own: bool
 ) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples; there must be a file.
 
-  Raises:
-    ValueError: A file is invalid, or a prompt is on both sides.
+  Raises ValueError if a file is invalid, or a prompt is on both sides.
   """
   of = functools.partial(
     dataset.read,
@@ -97,43 +81,27 @@ def read_files(
   return heldout.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
 
 
-def log_lines(
-  train: dataset.Data,
-  held: dataset.Data,
-  counts: Mapping[str, int],
-  kept: int,
-  *,
-  own: bool,
+def _read_lines(
+  train: dataset.Data, held: dataset.Data, read: str, *, own: bool
 ) -> Iterator[str]:
-  """Lines for the log: what was read from the files and what was skipped.
+  """Lines for the log: what was read of the files, and what was left out.
 
-  Args:
-    counts: Number of training examples per domain that are short enough.
-    kept: Number of held-out examples that are short enough.
-    own: Whether the user's own functions give the rewards; they receive every
-      column.
+  The user's `own` functions receive every column, so that none is unused.
   """
   left_out = [*train.skipped, *held.skipped]
-  of = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
   yield (
-    f"files: {of or 'none to train on'}; held out {kept}; left out "
-    f"{len(left_out)} bad lines; {train.repeats} prompts occur more than once"
+    f"files: {read}; left out {len(left_out)} bad lines; {train.repeats} "
+    "prompts occur more than once"
   )
-  yield from (f"  left out: {one}" for one in left_out[:_SHOWN_LINES])
+  yield from (f"  left out: {line}" for line in left_out[:_SHOWN_LINES])
   passed = sorted({*train.columns, *held.columns})
   if passed and not own:
     more = ", ..." if len(passed) > _NAMED else ""
-    names = ", ".join(map(show, passed[:_NAMED]))
-    yield f"unused columns: {names}{more}"
+    yield f"unused columns: {', '.join(map(show, passed[:_NAMED]))}{more}"
 
 
-def shares(weights: Mapping[str, float], *, made: bool) -> str:
-  """A line for the log: the share of each domain in a run with files.
-
-  Args:
-    weights: Weights of the domains that have prompts.
-    made: Whether the prompts of one domain are generated.
-  """
+def _shares(weights: Mapping[str, float], *, made: bool) -> str:
+  """A line for the log: the share of each domain in a run with files."""
   total = sum(weights.values())
   parts = ", ".join(
     f"{name} {weight / total:.0%}"
@@ -193,7 +161,7 @@ class Examples:
     Args:
       c: The section `data` of the config.
       text: Tokenizer of the policy.
-      seed: Seed of the order and of puzzles.
+      seed: Of the order and of puzzles.
       evaluated: Held-out prompts per task.
       own: Whether the user's own functions give the rewards. Then all lines
         are of one domain and no puzzles are generated.
@@ -215,20 +183,17 @@ class Examples:
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
     # An evaluation may have only held-out files; nothing is drawn from them.
-    stored = self._train or by_domain(self._heldout)
+    stored = self._train or _by_domain(self._heldout)
     mixed = (c.puzzles or not given) and not own
-    weight = c.domains[MADE].weight
-    made = mixed and weight > 0.0 and MADE not in stored
-    every = families(c.families) if made else []
-    self.families = [family for family in every if family.weight > 0.0]
+    made = mixed and c.domains[MADE].weight > 0.0 and MADE not in stored
+    if made:
+      self.families = [f for f in families(c.families) if f.weight > 0.0]
     drawn = [family.name for family in self.families]
     heldout.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
         self._render(DRAW.puzzle(family, "train", i, seed=seed))
-    sizes: dict[str, int | None] = {
-      name: len(of_domain) for name, of_domain in stored.items()
-    }
+    sizes: dict[str, int | None] = {k: len(v) for k, v in stored.items()}
     digests = {name: dataset.digest(s) for name, s in stored.items()}
     if made:
       sizes[MADE], digests[MADE] = None, DRAW.version()
@@ -245,7 +210,7 @@ class Examples:
       self.fingerprint["chat template"] = text.template.digest
     self.domains = [name for name in sizes if weights[name] > 0.0]
     if given:
-      self.log_lines.append(shares(weights, made=made))
+      self.log_lines.append(_shares(weights, made=made))
 
   @classmethod
   def of(cls, c: Config, text: tokenizer.Tokenizer) -> "Examples":
@@ -257,13 +222,14 @@ class Examples:
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     """Reads training examples by domain, and held-out examples."""
     train, held = read_files(self._c, own=own)
-    self.left_out = [str(one) for one in (*train.skipped, *held.skipped)]
-    grouped = by_domain(self._fitting(train))
-    kept = self._fitting(held)
+    self.left_out = [str(line) for line in (*train.skipped, *held.skipped)]
+    grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
-    counts = {name: len(of_domain) for name, of_domain in grouped.items()}
-    self.log_lines += log_lines(train, held, counts, len(kept), own=own)
+    counts = sorted((name, len(some)) for name, some in grouped.items())
+    read = ", ".join(f"{name} {count}" for name, count in counts)
+    read = f"{read or 'none to train on'}; held out {len(kept)}"
+    self.log_lines += _read_lines(train, held, read, own=own)
     return grouped, list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:
@@ -272,15 +238,14 @@ class Examples:
       for example in data.examples:
         self._render(example)
       return data.examples
-    tokens = lambda example: len(self._ids(example))
-    kept, dropped = dataset.fit(data.examples, tokens, self._c.prompt_tokens)
     limit = self._c.prompt_tokens
-    for name in {example.domain for example in dropped}:
-      if all(example.domain != name for example in kept):
-        raise TooLong(
-          f"config.data.prompt_tokens = {limit}: every {name} prompt has more "
-          "tokens; raise it"
-        )
+    tokens = lambda example: len(self._ids(example))
+    kept, dropped = dataset.fit(data.examples, tokens, limit)
+    for name in {e.domain for e in dropped} - {e.domain for e in kept}:
+      raise TooLong(
+        f"config.data.prompt_tokens = {limit}: every {name} prompt has more "
+        "tokens; raise it"
+      )
     if dropped:
       self.log_lines.append(
         f"left out {len(dropped)} prompts of more than {limit} tokens"
@@ -310,12 +275,9 @@ class Examples:
   def _render(self, example: Example) -> list[int]:
     ids = self._ids(example)
     if len(ids) > self._c.prompt_tokens:
-      # `families` is empty while files are read.
-      remedy = (
-        "narrow the family's settings"
-        if self.families
-        else "set config.data.skip_bad"
-      )
+      remedy = "set config.data.skip_bad"
+      if self.families:  # which are empty while files are read
+        remedy = "narrow the family's settings"
       raise TooLong(
         f"{example.id} has {len(ids)} prompt tokens, but "
         f"config.data.prompt_tokens = {self._c.prompt_tokens}; raise it, or "
@@ -334,8 +296,8 @@ class Examples:
     for example in self._heldout:
       if example.domain in self.domains:
         by_task[example.task].append(example)
-    out = [e for task in by_task.values() for e in task[: self._evaluated]]
     count = self._evaluated
+    out = [e for task in by_task.values() for e in task[:count]]
     try:
       made = DRAW.heldout(self.families, per_family=count, seed=self._seed)
     except ValueError as e:
@@ -415,3 +377,11 @@ class Examples:
   def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
     """The texts of responses."""
     return self._text.decode(responses)
+
+
+def _by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:
+  """The examples of each domain, in order."""
+  out = collections.defaultdict[str, list[Example]](list)
+  for example in examples:
+    out[example.domain].append(example)
+  return dict(out)

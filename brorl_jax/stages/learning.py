@@ -18,7 +18,7 @@ from brorl_jax.learner.state import updates_done
 from brorl_jax.model import sharding
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import guards, metrics, run_state
+from brorl_jax.runs import metrics, run_state
 from brorl_jax.types import RunState
 
 # In a row that were starved or skipped an update. One such step is bad luck; a
@@ -38,8 +38,7 @@ def update_policy(
     state = dataclasses.replace(state, step=state.step + 1)
     return state, types.Updated({"update/skipped": 0.0})
   c, goal, mesh = phase.config, phase.objective, this.mesh
-  response_logp = phase.trainer.response_logp
-  step = int(state.step) + 1
+  response_logp, step = phase.trainer.response_logp, int(state.step) + 1
   probe, watch = _probed(phase, kept)
   parts = update.minibatches(
     kept,
@@ -75,7 +74,7 @@ def update_policy(
     response_logp=response_logp,
     objective=goal,
     watch=watch,
-    most_norm=guards.most_norm(c.optim.spike, credit.progress.grad_norms),
+    most_norm=run_state.most_norm(c.optim.spike, credit.progress.grad_norms),
   )
   jax.block_until_ready((state, stats))
   last = max(updates_done(state.opt) - 1, 0)
@@ -93,10 +92,7 @@ def update_policy(
 def _probed(
   phase: Phase, kept: types.Groups
 ) -> tuple[theory.Probe | None, Callable[[PyTree], Float[Array, ""]] | None]:
-  """What the theorem is measured on, and the function that an update watches.
-
-  None if it is not measured.
-  """
+  """What the theorem is measured on, and what an update watches; or None."""
   if not phase.config.theory.prompts:
     return None, None
   probe = theory.probe(
@@ -131,13 +127,13 @@ def check_guards(
   sampled: SampledGroups,
   updated: types.Updated,
 ) -> tuple[RunState, types.Judgement]:
-  """Compares a step with the bounds of the config, see runs/guards.py."""
+  """Compares a step with the bounds of the config, see run_state.watched."""
   # Before the guards: one NaN would stay in the means of the first steps.
   shown, lost = metrics.only_finite(scalars)
-  progress, alarms = guards.watched(c, progress, shown)
+  progress, alarms = run_state.watched(c, progress, shown)
   short = sampled.shortage()
   bad = [*([short] if short else []), *updated.skipped]
-  progress = guards.learned(progress, updated.norms, bad=bool(bad))
+  progress = run_state.learned(progress, updated.norms, bad=bool(bad))
   shown["guard/alarms"] = float(len(alarms))
   shown["sampling/starved"] = float(bool(short))
   # First what may explain the others.
@@ -147,7 +143,7 @@ def check_guards(
   events += [{"event": "skip", "why": why} for why in updated.skipped]
   if lost and not bad:
     events.append({"event": "not finite", "metrics": lost})
-  end = guards.ends(c, alarms)
+  end = run_state.ends(c, alarms)
   if progress.bad >= _BAD_STEPS:
     end = f"{progress.bad} bad steps in a row, the last: {bad[-1]}"
   return progress, types.Judgement(shown, events, end)
@@ -158,8 +154,7 @@ def reset_reference(
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.
 
-  Returns:
-    State, run state, and the reason for the reset, None without one.
+  Returns the reason too, None without a reset.
   """
   if state.reference is None:
     return state, progress, None

@@ -25,11 +25,9 @@ class Scorer:
   """The verifiers of a run and their worker processes.
 
   Attributes:
-    sandbox: How responses are isolated from this machine, by kind of verifier;
-      recorded in config.json.
+    sandbox: How responses are isolated from this machine, by kind of verifier.
     log_lines: The same as text, for the log.
-    functions: The user's own functions by config field, with name and digest;
-      recorded in config.json.
+    functions: The user's own functions by config field, with name and digest.
   """
 
   def __init__(self, c: Reward, examples: Examples):
@@ -43,7 +41,7 @@ class Scorer:
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
     self._pool: Pool | own.Rewards
-    of_program = limits(c)
+    limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
@@ -56,7 +54,7 @@ class Scorer:
         # A program runs at most four times; beyond that the worker hangs.
         deadline_s=4 * PATIENCE * max(c.code_total_s, MAX_TEST_S),
         jail=functools.partial(
-          jail.Jail, allow_inner=c.allow_inner, limits=of_program
+          jail.Jail, allow_inner=c.allow_inner, limits=limits
         ),
       )
 
@@ -69,17 +67,14 @@ class Scorer:
   ) -> list[list[ScoredResponse]]:
     """A score for each rollout; equal responses to a prompt are scored once.
 
-    Args:
-      examples: The prompts.
-      rollouts: Responses to them.
-      step: Step of the training; None in an evaluation.
+    `step` is None in an evaluation.
     """
     groups = [
       own.Group(texts, example)
       for example, texts in zip(examples, self.texts(rollouts), strict=True)
     ]
     return [
-      [ScoredResponse(example.task, *one) for one in row]
+      [ScoredResponse(example.task, *verdict) for verdict in row]
       for example, row in zip(examples, self._ask(groups, step), strict=True)
     ]
 
@@ -95,7 +90,7 @@ class Scorer:
     ]
     distinct = [*dict.fromkeys(ids)]
     texts = dict(zip(distinct, self._examples.decode(distinct), strict=True))
-    return [texts[one] for one in ids]
+    return [texts[response] for response in ids]
 
   def _ask(
     self, groups: Sequence[own.Group], step: int | None
@@ -119,28 +114,23 @@ class Scorer:
     """Stage 3: verdicts, and the reward that each domain gives for them."""
     examples = [self._examples.example(step, int(i)) for i in prompts.index]
     rows = self.score_responses(examples, rollouts, step=step)
+    rewards = [
+      [self._reward(example, scored) for scored in row]
+      for example, row in zip(examples, rows, strict=True)
+    ]
+    answers = [_numbered([s.verdict.answer for s in row]) for row in rows]
     return types.Scores(
-      np.array(
-        [
-          [self._pays(example, one) for one in row]
-          for example, row in zip(examples, rows, strict=True)
-        ],
-        np.float32,
-      ),
-      np.array(
-        [_numbered([one.verdict.answer for one in row]) for row in rows],
-        np.int32,
-      ),
-      np.array([[one.valid for one in row] for row in rows]),
+      np.array(rewards, np.float32),
+      np.array(answers, np.int32),
+      np.array([[scored.valid for scored in row] for row in rows]),
       np.array(rows, object),
     )
 
-  def _pays(self, example: Example, scored: ScoredResponse) -> float:
-    verdict = scored.verdict
-    pays = self._examples.domain(example).reward
-    if pays == "score" and scored.valid:
-      return verdict.score
-    return verdict.reward
+  def _reward(self, example: Example, scored: ScoredResponse) -> float:
+    """As the example's domain says."""
+    if self._examples.domain(example).reward == "score" and scored.valid:
+      return scored.verdict.score
+    return scored.verdict.reward
 
   def replaced(self) -> collections.Counter[str]:
     """Worker processes replaced since the last call, by reason."""
@@ -149,11 +139,6 @@ class Scorer:
   def close(self) -> None:
     """Ends the worker processes."""
     self._pool.close()
-
-
-def limits(c: Reward) -> Limits:
-  """The limits of a program."""
-  return Limits(test_s=c.code_test_s, total_s=c.code_total_s)
 
 
 def _sandbox(

@@ -8,15 +8,12 @@ Tests are of three kinds:
   {"inputs": ["3\\n"], "outputs": ["9\\n"]}
     Texts for standard input and those expected on standard output, or lists of
     their lines. Starting a process is most of the cost of a test, so one
-    process runs a few tests, each with its own streams and `__main__`. No
-    program fails because of state from an earlier test; see `_run`.
+    process runs a few tests, each with its own streams and `__main__`.
   {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}
-    Lists of arguments and expected values. An input may be a text with one JSON
-    argument per line; then a text output is parsed as JSON too, if possible. If
-    every output is a list of one item, the item is accepted as well as the
-    list, because some data sets wrap each value so. A `class Solution` with
-    a method fn_name is created anew for each call. The names of `typing` need
-    no import.
+    Lists of arguments and expected values, or texts: one JSON argument per
+    line, and JSON or plain text. If every output is a list of one item, the
+    item is accepted as well. A `class Solution` with a method fn_name is
+    created anew for each call. The names of `typing` need no import.
   {"check": "def check(candidate): ...", "fn_name": "add"}
     A function that calls the candidate and asserts. One test in two processes.
 
@@ -436,10 +433,7 @@ def _text(value: Any, where: str) -> bytes:
     value = "\n".join(value)
   if not isinstance(value, str):
     raise ValueError(f"tests.{where} is a {type(value).__name__}; use a text")
-  try:
-    data = value.encode()
-  except UnicodeEncodeError:
-    raise ValueError(f"tests.{where} has a lone surrogate") from None
+  data = value.encode()  # raises ValueError for a lone surrogate
   if len(data) > MAX_TEXT:
     raise ValueError(
       f"tests.{where} has {len(data)} bytes; use at most {MAX_TEXT}"

@@ -87,7 +87,7 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
       find("ppo", LOSSES, what="config.loss.kind")
       find("mine.py:loss", LOSSES, what="config.loss.kind")
 
-  A file runs once and may import modules of its own folder.
+  A file runs once and may import modules of its folder.
 
   Args:
     name: A key of the table, "package.module:function" or "file.py:function".
@@ -360,12 +360,6 @@ class Rewards:
     Raises:
       ValueError: A function cannot be imported or has another signature.
     """
-    if not names or len({*names}) < len(names):
-      raise ValueError(f"{_WHAT} = {[*names]}: name each function once")
-    if not 0 < timeout_s < math.inf:
-      raise ValueError(
-        f"config.reward.timeout_s = {timeout_s}; use seconds > 0"
-      )
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
     self._workers = [FunctionWorker(names, timeout_s) for _ in range(workers)]

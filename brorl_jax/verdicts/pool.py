@@ -66,22 +66,18 @@ class Pool:
 
     Args:
       verifiers: By domain; called in any thread.
-      workers: Number of threads, >= 1; None: `size()`.
+      workers: Number of threads; None: `size()`.
       deadline_s: Seconds to score one response, > 0. Use more than the limits
         of the jail add up to.
     """
-    workers = size() if workers is None else workers
-    if workers < 1:
-      raise ValueError(f"workers = {workers}; use a number >= 1")
-    if not deadline_s > 0:
-      raise ValueError(f"deadline_s = {deadline_s}; use seconds > 0")
     self._verifiers, self._jail = dict(verifiers), jail
     self._deadline_s, self._closed = deadline_s, False
+    self._late = f"late: no verdict in {deadline_s:g} s"
     # Guards all fields below; notified of new work and finished batches.
     self._changed = threading.Condition()
     self._batches: list[_Batch] = []  # unfinished, oldest first
     self._replaced = collections.Counter[str]()  # by reason
-    self._threads = [_Thread(self, slot) for slot in range(workers)]
+    self._threads = [_Thread(self) for _ in range(workers or size())]
     for thread in self._threads:
       thread.start()
 
@@ -99,14 +95,8 @@ class Pool:
     ("verifier failed").
 
     Raises:
-      ValueError: A domain has no verifier, or the pool is closed.
+      ValueError: The pool is closed.
     """
-    for job in jobs:
-      if job.domain not in self._verifiers:
-        raise ValueError(
-          f"domain {job.domain!r} has no verifier; use one of"
-          f" {', '.join(sorted(self._verifiers)) or '(none)'}"
-        )
     keys = [(job.domain, job.response, id(job.entry)) for job in jobs]
     distinct = dict(zip(keys, jobs, strict=True))
     batch = _Batch(list(distinct.values()))
@@ -121,8 +111,13 @@ class Pool:
           self._changed.wait(self._end_late(batch))
       finally:
         self._withdraw(batch)
-    scored = dict(zip(distinct, batch.scored(self._deadline_s), strict=True))
-    return [scored[key] for key in keys]
+    late = Verdict("invalid", 0.0, self._late, "")
+    scored = [
+      TimedVerdict(verdict or late, seconds)
+      for verdict, seconds in zip(batch.verdicts, batch.seconds, strict=True)
+    ]
+    by_key = dict(zip(distinct, scored, strict=True))
+    return [by_key[key] for key in keys]
 
   def replaced(self) -> collections.Counter[str]:
     """Processes and threads replaced since the last call, by reason."""
@@ -149,7 +144,7 @@ class Pool:
     for thread in tuple(self._threads):
       if thread.batch is batch and not thread.abandoned:
         if now - thread.since >= self._deadline_s:
-          self._abandon(thread, _late(self._deadline_s))
+          self._abandon(thread, self._late)
           batch.left -= 1
         else:
           left = min(left, thread.since + self._deadline_s - now)
@@ -173,8 +168,8 @@ class Pool:
     thread.jail.stop()
     self._replaced[why] += 1
     if not self._closed:
-      self._threads[thread.slot] = _Thread(self, thread.slot)
-      self._threads[thread.slot].start()
+      new = self._threads[self._threads.index(thread)] = _Thread(self)
+      new.start()
 
   def _next(self, thread: _Thread) -> Job | None:
     """Waits for the next job; None if the thread should end."""
@@ -209,14 +204,16 @@ class Pool:
   def _verdict(self, job: Job, jail: Jail) -> Verdict:
     try:
       verdict = self._verifiers[job.domain](job.response, job.entry, jail)
+      if isinstance(verdict, Verdict):
+        return verdict
+      text = f"it returned a {type(verdict).__name__}, not a Verdict"
     except Failed as error:
-      return _failed(str(error))
+      text = str(error)
     # A verifier runs library code on model text and may raise anything.
     except BaseException as error:
-      return _failed(f"{type(error).__name__}: {error}")
-    if not isinstance(verdict, Verdict):
-      return _failed(f"it returned a {type(verdict).__name__}, not a Verdict")
-    return verdict
+      text = f"{type(error).__name__}: {error}"
+    line = " ".join(text.split())[:400]
+    return Verdict("invalid", 0.0, f"verifier failed: {line}", "")
 
 
 class _Batch:
@@ -229,20 +226,12 @@ class _Batch:
     self.verdicts: list[Verdict | None] = [None] * len(jobs)
     self.seconds = [0.0] * len(jobs)
 
-  def scored(self, deadline_s: float) -> list[TimedVerdict]:
-    late = Verdict("invalid", 0.0, _late(deadline_s), "")
-    return [
-      TimedVerdict(verdict or late, seconds)
-      for verdict, seconds in zip(self.verdicts, self.seconds, strict=True)
-    ]
-
 
 class _Thread(threading.Thread):
   """Scores one job after the other until it is abandoned."""
 
-  def __init__(self, pool: Pool, slot: int):
-    super().__init__(name=f"scoring-{slot}", daemon=True)
-    self.slot = slot
+  def __init__(self, pool: Pool):
+    super().__init__(name="scoring", daemon=True)
     self.jail = pool._jail()
     # The current job: batch, index, start time.
     self.batch: _Batch | None = None
@@ -254,15 +243,6 @@ class _Thread(threading.Thread):
     while (job := self._pool._next(self)) is not None:
       self._pool._done(self, self._pool._verdict(job, self.jail))
     self.jail.close()
-
-
-def _late(deadline_s: float) -> str:
-  return f"late: no verdict in {deadline_s:g} s"
-
-
-def _failed(what: str) -> Verdict:
-  line = " ".join(what.split())[:400]
-  return Verdict("invalid", 0.0, f"verifier failed: {line}", "")
 
 
 def size() -> int:

@@ -15,11 +15,7 @@ from typing import Any
 MAX_LINE = 1_000_000  # bytes
 MAX_DEPTH = 16
 _LONGEST = 500  # characters of an error
-
-# A string, also an unterminated one. So a match never fails after a long scan:
-# 1 MB of quotes takes as long as 1 MB of text.
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-
+_DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it"
 
 # Characters that a person does not see, or sees in another order than the
 # policy: control characters except newline and tab; soft hyphens, zero-width
@@ -60,8 +56,13 @@ def show(value: Any) -> str:
   return text if len(text) <= 60 else text[:57] + "..."
 
 
-class _NotFinite(str):
-  """The text of a number that JSON does not allow."""
+def kind(value: Any) -> str:
+  """The type of a JSON value, or the value itself if it is short."""
+  if isinstance(value, str):
+    return "a text"
+  if isinstance(value, list | dict):
+    return "a list" if isinstance(value, list) else "an object"
+  return show(json.dumps(value))[1:-1]
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -87,14 +88,8 @@ def parse(line: bytes) -> dict[str, Any]:
     raise Refused("", "begins with a byte order mark; save without it")
   if not text.strip():
     raise Refused("", "blank; remove it")
-  _refuse_depth(text)
   try:
-    record = json.loads(
-      text,
-      object_pairs_hook=_unique,
-      parse_constant=_NotFinite,
-      parse_float=_finite,
-    )
+    record = json.loads(text, object_pairs_hook=_unique)
   except json.JSONDecodeError as error:
     # A missing line end causes "Extra data".
     raise Refused(
@@ -104,34 +99,14 @@ def parse(line: bytes) -> dict[str, Any]:
     ) from None
   except Refused:
     raise
+  except RecursionError:
+    raise Refused("", _DEEP) from None
   except ValueError as error:  # an integer with too many digits for int()
     raise Refused("", f"not JSON: {show(str(error))}") from None
   if not isinstance(record, dict):
     raise Refused("", f"{kind(record)}, not a JSON object")
-  _refuse_values(record, "")
+  _refuse_values(record, "", MAX_DEPTH)
   return record
-
-
-def kind(value: Any) -> str:
-  """The type of a JSON value, or the value itself if it is short."""
-  if value is None or isinstance(value, bool | int | float):
-    return show(json.dumps(value))[1:-1]
-  if isinstance(value, str):
-    return "a text"
-  if isinstance(value, list):
-    return "a list"
-  return "an object"
-
-
-def _refuse_depth(text: str) -> None:
-  # json recurses: 100,000 brackets would cause a RecursionError at best.
-  if text.count("[") + text.count("{") <= MAX_DEPTH:
-    return
-  depth = 0
-  for c in re.sub(r"[^][{}]+", "", _STRING.sub("", text)):
-    depth += 1 if c in "[{" else -1
-    if depth > MAX_DEPTH:
-      raise Refused("", f"nested deeper than {MAX_DEPTH} levels; flatten it")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,35 +118,29 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   return record
 
 
-def _finite(text: str) -> Any:
-  value = float(text)
-  return value if math.isfinite(value) else _NotFinite(text)
-
-
-def _refuse_values(value: Any, field: str) -> None:
-  if isinstance(value, _NotFinite):
-    raise Refused(field, f"{show(str(value))[1:-1]}; use a finite number")
+def _refuse_values(value: Any, field: str, levels: int) -> None:
+  """Refuses what JSON texts hold but JSON does not; `levels` may follow."""
+  if isinstance(value, float) and not math.isfinite(value):
+    raise Refused(field, f"{kind(value)}; use a finite number")
   if isinstance(value, str):
-    _refuse_surrogates(value, field)
-  elif isinstance(value, list):
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise Refused(
+        field,
+        f"character {error.start + 1} is the lone surrogate"
+        f" U+{ord(value[error.start]):04X}; remove it",
+      ) from None
+  if isinstance(value, list | dict) and not levels:
+    raise Refused("", _DEEP)
+  if isinstance(value, list):
     for i, item in enumerate(value):
-      _refuse_values(item, f"{field}[{i}]")
-  elif isinstance(value, dict):
+      _refuse_values(item, f"{field}[{i}]", levels - 1)
+  if isinstance(value, dict):
     for name, item in value.items():
       inner = f"{field}.{_name(name)}" if field else _name(name)
-      _refuse_surrogates(name, inner)
-      _refuse_values(item, inner)
-
-
-def _refuse_surrogates(text: str, field: str) -> None:
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise Refused(
-      field,
-      f"character {error.start + 1} is the lone surrogate"
-      f" U+{ord(text[error.start]):04X}; remove it",
-    ) from None
+      _refuse_values(name, inner, levels)
+      _refuse_values(item, inner, levels - 1)
 
 
 def _name(key: str) -> str:
@@ -190,15 +159,13 @@ def text(value: Any, field: str) -> str:
     raise Refused(field, f"{kind(value)}; write it as text")
   if not value.strip():
     raise Refused(field, "empty; write a text")
-  hidden = _HIDDEN.search(value)
-  if hidden:
+  if hidden := _HIDDEN.search(value):
     raise Refused(
       field,
       f"character {hidden.start() + 1} is U+{ord(hidden[0]):04X}, which is"
       " invisible; remove it",
     )
-  control = _CONTROL.search(value)
-  if control:
+  if control := _CONTROL.search(value):
     raise Refused(
       field,
       f"{show(control[0])} is a control token of chat templates; remove it",

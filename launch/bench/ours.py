@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from brorl_jax.main.__main__ import keep_freed_memory
+from brorl_jax.main import keep_freed_memory
 
 keep_freed_memory()
 

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.data import dataset, records
-from brorl_jax.data.records import DataError, Place
+from brorl_jax.data import dataset, files
+from brorl_jax.data.files import DataError, Place
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain
@@ -88,12 +88,12 @@ def _rows(path: str) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   if not path.endswith((".json", ".jsonl", ".parquet")):
     raise DataError(f"{path}: use a .json, .jsonl or .parquet")
   if not path.endswith(".json"):
-    yield from records.read(path)
+    yield from files.read(path)
     return
   with open(path, "rb") as file:
     begin = file.read(100).lstrip()
   if not begin.startswith(b"["):
-    yield from records.read(path)
+    yield from files.read(path)
     return
   try:
     rows = json.loads(pathlib.Path(path).read_bytes())

@@ -6,7 +6,6 @@ after it, or in the middle of what it writes. The package has no hooks.
 
 import functools
 import importlib
-import io
 import itertools
 import json
 import os
@@ -78,10 +77,8 @@ def _half_a_file(real: Hook, path: pathlib.Path, text: str) -> None:
   kill()
 
 
-def _half_a_figure(real: Hook, figure: Any, path: Any, **how: Any) -> None:
-  whole = io.BytesIO()
-  real(figure, whole, **how)
-  pathlib.Path(path).write_bytes(whole.getvalue()[: whole.tell() // 2])
+def _half_a_page(real: Hook, path: pathlib.Path, text: str) -> None:
+  real(path, text[: len(text) // 2])
   kill()
 
 
@@ -131,9 +128,9 @@ def _to(name: str) -> Callable[..., bool]:
 _LINES = "brorl_jax.runs.lines:JsonLines.write"
 _WHOLE = "brorl_jax.runs.lines:write_whole"
 _SAVE = "brorl_jax.runs.checkpoints:Store.save"
-_LOCK = "brorl_jax.runs.lock:hold"
+_LOCK = "brorl_jax.runs.folder:hold"
 _CONFIG = "brorl_jax.runs.folder:write_config"
-_READ = "brorl_jax.runs.stored:read"
+_READ = "brorl_jax.runs.checkpoints:read_step"
 _REMOVE = "orbax.checkpoint:CheckpointManager.delete"
 _FINISH = "brorl_jax.main.train:finish"
 _SCORES = "brorl_jax.stages.scoring:Scorer"
@@ -179,15 +176,17 @@ STAGES = {
   "before a step has its name": Stage(
     "os:rename", 3, when=lambda source, *_, **__: _UNFINISHED in str(source)
   ),
-  "between a step and its check": Stage("brorl_jax.runs.stored:compare", 2),
+  "between a step and its check": Stage(
+    "brorl_jax.runs.checkpoints:compare", 2
+  ),
   "while a step is checked": Stage(
     "brorl_jax.runs.intact:digest", 2, when=lambda *args: len(args) > 1
   ),
   "before an old step is removed": Stage(_REMOVE),
   "while an old step is removed": Stage(_REMOVE, how=_half_a_removal),
-  "between the last step and the figure": Stage(_FINISH),
-  "in the figure": Stage(
-    "matplotlib.figure:Figure.savefig", how=_half_a_figure
+  "between the last step and the page": Stage(_FINISH),
+  "in the page": Stage(
+    "pathlib:Path.write_text", how=_half_a_page, when=_of_path("index.html")
   ),
   "before a step is read": Stage(_READ, resumed=True),
   "after a step is read": Stage(_READ, how="after", resumed=True),

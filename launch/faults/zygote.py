@@ -29,7 +29,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 _IMPORTED = (
   "brorl_jax.main.sample",
   "brorl_jax.main.train",
-  "brorl_jax.main.programs",
   "reasoning_gym",
   "transformers.models.auto.configuration_auto",
   "transformers.models.qwen2.configuration_qwen2",

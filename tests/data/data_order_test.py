@@ -141,8 +141,6 @@ def test_any_seed_from_zero_will_do(seed):
     ({"a": 3}, {"a": math.nan}, 0, "'a' ... nan"),
     ({"a": 3}, {"a": math.inf}, 0, "'a' ... inf"),
     ({"a": 3}, {"a": 0}, 0, "no weight ... positive"),
-    ({"a": 3, "b": 3}, {"a": 1}, 0, "'b' ... weight"),
-    ({"a": 3}, {"a": 1, "b": 1}, 0, "'b' ... size"),
     ({}, {}, 0, "no weight ... positive"),
   ],
 )

@@ -1,16 +1,789 @@
-"""Tests of brorl_jax/data/dataset.py."""
+"""Tests of brorl_jax/data/dataset.py: examples and pairs."""
 
+import dataclasses
 import json
+import pathlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from messages import mentions, refuses
 
 from brorl_jax.data import dataset, heldout
-from brorl_jax.data.records import DataError
+from brorl_jax.data.dataset import Data, DataError, Skipped, digest, fit, read
+from brorl_jax.data.files import Place
+from brorl_jax.data.schema import Form
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.strict_json import Refused
+
+ROOT = pathlib.Path(__file__).parents[1]
+HOSTILE = [
+  json.loads(line)
+  for line in (ROOT / "hostile/dataset_lines.jsonl").read_text().splitlines()
+]
+
+
+def whole_number(record):
+  if not record["answer"].strip("-").isdigit():
+    raise ValueError(f"{record['answer']!r} cannot be read; write a number")
+  return {"answer": record["answer"]}
+
+
+def letter(record):
+  return {"answer": record["answer"], "choices": record["choices"]}
+
+
+def some_output(record):
+  if not any(record["tests"]["outputs"]):
+    raise ValueError("no expected output")
+  return record["tests"]
+
+
+# Simple ones, for what is tested here is how they are used.
+CHECK = {
+  "math": whole_number,
+  "stem": letter,
+  "code": some_output,
+  "instructions": lambda record: {"instructions": record["instructions"]},
+}
+SIMPLE = {
+  name: dataclasses.replace(
+    domain, check_reference=CHECK.get(name, domain.check_reference)
+  )
+  for name, domain in DOMAINS.items()
+}
+
+
+def line(name="a-1", **fields):
+  record = {"id": name, "domain": "math", "prompt": f"{name}?", "answer": "8"}
+  record |= fields
+  return json.dumps({k: v for k, v in record.items() if v is not None})
 
 
 def write(path, *lines):
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  path.write_text("".join(each + "\n" for each in lines))
   return str(path)
+
+
+def raw(item) -> bytes:
+  """The bytes that a line of the hostile corpus stands for."""
+  if "hex" in item:
+    return bytes.fromhex(item["hex"])
+  if "parts" in item:
+    return "".join(text * count for text, count in item["parts"]).encode()
+  return item["line"].encode()
+
+
+# What is not linear in the length takes minutes for some of them.
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("item", HOSTILE, ids=lambda item: item["why"])
+def test_hostile_lines(tmp_path, item):
+  path = tmp_path / "data.jsonl"
+  path.write_bytes(line("first").encode() + b"\n" + raw(item))
+  if item["expected"] == "ok":
+    assert len(read(str(path), domains=SIMPLE).examples) == 2
+    return
+  # A pointer is the whole file, so it is seen where the file begins.
+  at = 1 if "git-lfs" in item["why"] else 2
+  if at == 1:
+    path.write_bytes(raw(item))
+  with pytest.raises(DataError) as error:
+    read(str(path), domains=SIMPLE)
+  field = f", field {item['field']!r}" if item["field"] else ""
+  text = str(error.value)
+  assert text.startswith(f"{path}, line {at}{field}: ")
+  assert mentions(text, item["says"])
+  assert "\n" not in text and len(text) < len(str(path)) + 250
+
+
+def test_an_example_of_each_domain(tmp_path):
+  puzzle = {
+    "question": "Find the Greatest Common Divisor (GCD) of 8 and 12.",
+    "answer": "4",
+    "metadata": {"source_dataset": "gcd", "source_index": 0, "result": 4},
+  }
+  tests = {"inputs": ["1", "2"], "outputs": ["2", "4"]}
+  pairs = [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]
+  comma = [{"id": "punctuation:no_comma", "kwargs": {}}]
+  chat = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello."},
+  ]
+  path = write(
+    tmp_path / "my set.jsonl",
+    line("m", answer=8),
+    line("s", domain="stem", prompt="A) x B) y", choices=["x", "y"]),
+    line("c", domain="code", tests=tests, answer=None, source="mine"),
+    line("p", domain="code", tests=pairs, answer=None),
+    line("i", domain="instructions", instructions=comma, answer=None),
+    line("g", domain="gym", entry=puzzle, answer=None),
+    line("t", prompt=None, messages=chat),
+  )
+  data = read(path, domains=SIMPLE)
+
+  def asked(text):
+    return ({"role": "user", "content": text},)
+
+  source, choice = "my-set", {"answer": "8", "choices": ["x", "y"]}
+  assert data == Data(
+    [
+      Example("m", "math", source, asked("m?"), {"answer": "8"}),
+      Example("s", "stem", source, asked("A) x B) y"), choice),
+      Example("c", "code", "mine", asked("c?"), tests),
+      Example("p", "code", source, asked("p?"), tests),
+      Example(
+        "i", "instructions", source, asked("i?"), {"instructions": comma}
+      ),
+      Example("g", "gym", "gcd", asked("g?"), puzzle),
+      Example("t", "math", source, tuple(chat), {"answer": "8"}),
+    ],
+    [Place(path, n) for n in range(1, 8)],
+    [],
+  )
+
+
+def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
+  metadata = {"source_dataset": "chain_sum"}
+  entry = {"question": "1 + 1", "answer": "", "metadata": metadata}
+  path = write(
+    tmp_path / "a.jsonl", line(domain="gym", entry=entry, answer=None)
+  )
+  with pytest.raises(DataError, match=r"empty.*answer"):
+    read(path, domains=DOMAINS)
+
+
+def test_several_files_in_order_and_patterns_sorted(tmp_path):
+  for name in ("b", "a", "c"):
+    write(tmp_path / f"{name}.jsonl", line(name))
+  paths = [str(tmp_path / "c.jsonl"), str(tmp_path / "[ab].jsonl")]
+  data = read(paths, domains=SIMPLE)
+  assert [e.id for e in data.examples] == ["c", "a", "b"]
+  assert [e.task for e in data.examples] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+  "names, said",
+  [
+    ([], "no data files"),
+    (["none.jsonl"], "none.jsonl ... does not exist"),
+    (["no*.jsonl"], "no*.jsonl ... pattern"),
+    (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
+    (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
+    (["folder"], "folder ... .parquet"),
+    (["a.json"], "a.json ... .json ... line"),
+    (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
+    (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
+    (["empty.jsonl"], "empty.jsonl ... no records"),
+    (["a.parquet"], "a.parquet"),
+  ],
+)
+def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "empty.jsonl").touch()
+  for name in ("a.jsonl", "a.json", "a.jsonl.gz", "a.txt", "a.parquet"):
+    write(tmp_path / name, line())
+  for skip_bad in (False, True):
+    with refuses(DataError, said):
+      read(names, domains=SIMPLE, skip_bad=skip_bad)
+
+
+def test_an_id_is_taken_once_over_all_files(tmp_path):
+  a = write(tmp_path / "a.jsonl", line("x"), line("y"))
+  b = write(tmp_path / "b.jsonl", line("z"), line("y", prompt="other"))
+  with refuses(DataError, f"{b}, line 2, field 'id': 'y' ... {a}, line 2"):
+    read([a, b], domains=SIMPLE)
+
+
+def test_repeats_are_counted_and_contradictions_refused(tmp_path):
+  path = write(
+    tmp_path / "a.jsonl",
+    line("a", prompt="3 + 5?"),
+    line("b", prompt="3  +\n5?"),
+    line("c", prompt="3 + 6?", answer="9"),
+    line("d", prompt="3 + 5?"),
+  )
+  assert read(path, domains=SIMPLE).repeats == 2
+  other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
+  with refuses(
+    DataError,
+    f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'",
+  ):
+    read([path, other], domains=SIMPLE)
+
+
+def test_the_same_task_may_have_other_tests(tmp_path):
+  path = write(
+    tmp_path / "a.jsonl",
+    *(
+      line(
+        name,
+        domain="code",
+        prompt="p",
+        answer=None,
+        tests={"inputs": [name], "outputs": [name]},
+      )
+      for name in "ab"
+    ),
+  )
+  assert read(path, domains=SIMPLE).repeats == 1
+
+
+def test_other_questions_may_have_other_answers(tmp_path):
+  def chat(*roles):
+    return [{"role": role, "content": "The same."} for role in roles]
+
+  path = write(
+    tmp_path / "a.jsonl",
+    line("a", prompt="What is g?", answer="8"),
+    line("b", prompt="What is g?", domain="stem", choices=["g"], answer="9"),
+    line("c", prompt=None, messages=chat("user", "user"), answer="1"),
+    line("d", prompt=None, messages=chat("system", "user"), answer="2"),
+  )
+  data = read(path, domains=SIMPLE)
+  assert len(data.examples) == 4
+  assert data.repeats == 1  # b asks what a asks, of another verifier
+
+
+def test_skipping_says_what_was_skipped(tmp_path):
+  path = write(
+    tmp_path / "a.jsonl",
+    line("a"),
+    "{",
+    line("a", prompt="other"),
+    line("b", answer="eight"),
+    line("c"),
+  )
+  data = read(path, domains=SIMPLE, skip_bad=True)
+  assert [e.id for e in data.examples] == ["a", "c"]
+  assert data.places == [Place(path, 1), Place(path, 5)]
+  assert [(s.place.line, s.field) for s in data.skipped] == [
+    (2, ""),
+    (3, "id"),
+    (4, "answer"),
+  ]
+  assert data.skipped[2] == Skipped(
+    Place(path, 4), "answer", "'eight' cannot be read; write a number"
+  )
+  assert mentions(
+    str(data.skipped[2]), f"{path}, line 4, field 'answer': 'eight' ... number"
+  )
+
+
+def test_something_must_be_left(tmp_path):
+  path = write(tmp_path / "a.jsonl", "{", "[]")
+  with pytest.raises(DataError, match="all 2 records are unusable; the first"):
+    read(path, domains=SIMPLE, skip_bad=True)
+
+
+def test_a_missing_library_is_not_the_lines_fault(tmp_path):
+  def absent(record):
+    raise ImportError("puzzles need reasoning-gym; pip install reasoning-gym")
+
+  path = write(tmp_path / "a.jsonl", line())
+  with pytest.raises(
+    DataError, match="line 1: cannot be checked: puzzles need"
+  ):
+    math = dataclasses.replace(DOMAINS["math"], check_reference=absent)
+    read(path, domains={"math": math}, skip_bad=True)
+
+
+def test_fit_by_hand():
+  examples = [
+    Example(str(n), "math", "", ({"role": "user", "content": "x" * n},), {})
+    for n in (3, 5, 4, 6)
+  ]
+  kept, dropped = fit(examples, lambda e: len(e.question), 4)
+  assert [e.id for e in kept] == ["3", "4"]
+  assert [e.id for e in dropped] == ["5", "6"]
+
+
+def test_the_digest_notices_every_change():
+  def example(**changed):
+    fields = {
+      "id": "a", "domain": "math", "task": "s",
+      "messages": ({"role": "user", "content": "q"},), "entry": {"answer": "8"},
+    }  # fmt: skip
+    return Example(**(fields | changed))
+
+  base = [example(), example(id="b")]
+  others = [
+    base[:1],
+    base[::-1],
+    [example(task="t"), base[1]],
+    [example(messages=({"role": "user", "content": "r"},)), base[1]],
+    [example(entry={"answer": "9"}), base[1]],
+    [example(columns={"level": 1}), base[1]],
+    [example(columns={"level": 2}), base[1]],
+    [],
+  ]
+  assert digest(base) == digest([example(), example(id="b")])
+  # Recorded once; a change here refuses to resume every run.
+  assert digest(base) == "80c531739f53819f4190cfc5e8faaa96"
+  assert len({digest(each) for each in (base, *others)}) == len(others) + 1
+
+
+# Lines, strictly.
+
+
+JSON = st.recursive(
+  st.none()
+  | st.booleans()
+  | st.integers(-(10**30), 10**30)
+  | st.floats(allow_nan=False, allow_infinity=False)
+  | st.text(),
+  lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+  max_leaves=20,
+)
+
+
+@pytest.mark.ci
+@settings(deadline=None, max_examples=20)
+@given(st.dictionaries(st.text(), JSON), st.booleans())
+def test_what_json_writes_is_read_back(record, plain):
+  text = json.dumps(record, ensure_ascii=plain)
+  assert strict_json.parse(text.encode()) == record
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_an_object_or_refused(data):
+  try:
+    assert isinstance(strict_json.parse(data), dict)
+  except Refused as refused:
+    assert "\n" not in str(refused)
+
+
+@pytest.mark.parametrize("depth, fits", [(16, True), (17, False)])
+def test_sixteen_levels_fit(depth, fits):
+  inner = "[" * (depth - 1) + "]" * (depth - 1)
+  texts, lists = "[" * 90, "[]," * 90 + "1"
+  # Brackets of texts do not count, nor those beside one another.
+  text = f'{{"a": {inner}, "b": "{texts}", "c": [{lists}]}}'
+  if fits:
+    assert strict_json.parse(text.encode())["b"] == "[" * 90
+  else:
+    with pytest.raises(Refused, match="deeper than 16"):
+      strict_json.parse(text.encode())
+
+
+@pytest.mark.parametrize("extra, fits", [(0, True), (1, False)])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_of_a_megabyte_fits(tmp_path, extra, fits, end):
+  def with_output(text):
+    tests = {"inputs": ["1"], "outputs": [text]}
+    return line("a", domain="code", tests=tests, answer=None)
+
+  long = with_output("x" * (1_000_000 - len(with_output("")) + extra))
+  assert len(long) == 1_000_000 + extra
+  path = tmp_path / "a.jsonl"
+  path.write_bytes((long + end + line("b") + end).encode())
+  data = read(str(path), domains=SIMPLE, skip_bad=True)
+  assert [p.line for p in data.places] == ([1, 2] if fits else [2])
+  assert len(data.skipped) == (not fits)
+  assert all(mentions(s.why, "1,000,000 bytes") for s in data.skipped)
+
+
+def test_what_follows_a_long_line_keeps_its_number(tmp_path):
+  path = write(tmp_path / "a.jsonl", "x" * 3_000_000, line("a"), "{")
+  data = read(path, domains=SIMPLE, skip_bad=True)
+  assert data.places == [Place(path, 2)]
+  assert [s.place.line for s in data.skipped] == [1, 3]
+
+
+# Parquet.
+
+
+@pytest.fixture
+def parquet(tmp_path):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  def write(rows, name="a.parquet"):
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    table = pyarrow.table(columns)
+    parquet.write_table(table, tmp_path / name)
+    return str(tmp_path / name)
+
+  return write
+
+
+def test_a_program_may_have_a_time_limit_of_its_own(tmp_path):
+  tests = {"inputs": ["1"], "outputs": ["2"]}
+  code = {"domain": "code", "answer": None, "tests": tests}
+  path = write(tmp_path / "a.jsonl", line("a", **code, time_limit=2))
+  (example,) = read(path, domains=DOMAINS).examples
+  assert example.entry == {"tests": tests, "time_limit": 2.0}
+  for bad in (0, -1, 0.001, 60.5, "2", True, [2]):
+    path = write(tmp_path / "b.jsonl", line("b", **code, time_limit=bad))
+    with pytest.raises(DataError, match=r"time_limit.*\.01 to 60") as error:
+      read(path, domains=DOMAINS)
+    assert "\n" not in str(error.value)
+  path = write(tmp_path / "c.jsonl", line("c", time_limit=2))
+  with pytest.raises(
+    DataError, match=r"time_limit.*not a field of domain math"
+  ):
+    read(path, domains=DOMAINS)
+
+
+def test_parquet_holds_the_same_records(tmp_path, parquet):
+  rows = [
+    {"id": "m", "domain": "math", "prompt": "3 + 5?", "answer": "8"},
+    {
+      "id": "c",
+      "domain": "code",
+      "messages": [{"role": "user", "content": "Double."}],
+      "tests": {"inputs": ["1"], "outputs": ["2"]},
+    },
+    {
+      "id": "i",
+      "domain": "instructions",
+      "prompt": "Write.",
+      "instructions": [{"id": "x:y", "kwargs": {"a": 1}}],
+    },
+    {
+      "id": "j",
+      "domain": "instructions",
+      "prompt": "Write more.",
+      "instructions": [{"id": "x:y", "kwargs": {"b": ["z"]}}],
+    },
+  ]
+  as_lines = write(tmp_path / "a.jsonl", *map(json.dumps, rows))
+  ours = read(parquet(rows), domains=SIMPLE)
+  theirs = read(as_lines, domains=SIMPLE)
+  assert ours.examples == theirs.examples
+  assert str(ours.places[2]).endswith("a.parquet, row 3")
+
+
+@pytest.mark.parametrize(
+  "column, field, said",
+  [
+    ({"answer": [0.5]}, "answer", "0.5 ... text"),
+    ({"answer": [float("nan")]}, "answer", "NaN ... finite number"),
+    ({"answer": [b"8"]}, "answer", "not JSON"),
+    ({"answer": [True]}, "answer", "true ... text"),
+    ({"answer": [None]}, "answer", "missing"),
+    ({"anwser": ["8"]}, "answer", "missing ... 'anwser'"),
+    ({"prompt": ["3 \x00 5"]}, "prompt", "character 3 ... U+0000"),
+    ({"prompt": ["x" * 1_000_000]}, "", "longer ... 1,000,000 bytes"),
+  ],
+)
+def test_rows_are_checked_as_lines_are(parquet, column, field, said):
+  good = {"id": "a", "domain": "math", "prompt": "3 + 5?", "answer": "8"}
+  name, [value] = column.popitem()
+  row = {**good, name: value}
+  if name not in good:
+    del row["answer"]
+  path = parquet([row])
+  named = f", field '{field}'" if field else ""
+  with pytest.raises(DataError, match=f"a.parquet, row 1{named}: ") as error:
+    read(path, domains=SIMPLE)
+  assert mentions(str(error.value), said)
+
+
+def test_rows_are_counted_over_batches(parquet):
+  rows = [
+    {"id": f"a-{n}", "domain": "math", "prompt": f"{n}?", "answer": str(n)}
+    for n in range(200)
+  ]
+  rows[150]["answer"] = "x"
+  with pytest.raises(DataError, match="row 151, field 'answer'"):
+    read(parquet(rows), domains=SIMPLE)
+  assert len(read(parquet(rows), domains=SIMPLE, skip_bad=True).examples) == 199
+
+
+def test_text_that_is_no_text_is_named(tmp_path, parquet):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  broken = pyarrow.array([b"3 \xff 5"]).view(pyarrow.string())
+  columns = {"id": ["a"], "domain": ["math"], "prompt": broken, "answer": ["8"]}
+  path = tmp_path / "b.parquet"
+  parquet.write_table(pyarrow.table(columns), path)
+  with pytest.raises(DataError, match=r"b.parquet, row 1.*(UTF|utf)"):
+    read(str(path), domains=SIMPLE)
+
+
+def test_a_column_there_twice_is_refused(tmp_path):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  columns = [pyarrow.array(["a"])] * 3
+  names = ["id", "domain", "id"]
+  path = tmp_path / "b.parquet"
+  parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), path)
+  with pytest.raises(DataError, match=r"column 'id'.*twice"):
+    read(str(path), domains=SIMPLE)
+
+
+@pytest.mark.parametrize("damage", ["cut", "junk", "empty", "middle"])
+def test_damaged_parquet_is_refused(tmp_path, parquet, damage):
+  path = pathlib.Path(
+    parquet(
+      [
+        {"id": f"a-{n}", "domain": "math", "prompt": f"{n}?", "answer": "8"}
+        for n in range(100)
+      ]
+    )
+  )
+  data = path.read_bytes()
+  path.write_bytes(
+    {
+      "cut": data[: len(data) // 2],
+      "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
+      "empty": b"",
+      "middle": data[:20] + b"\xff" * 200 + data[220:],
+    }[damage]
+  )
+  with pytest.raises(DataError, match=r"a\.parquet") as error:
+    read(str(path), domains=SIMPLE)
+  assert "\n" not in str(error.value)
+
+
+def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
+  monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+  path = write(tmp_path / "a.parquet", line())
+  with pytest.raises(DataError, match=r"pyarrow .*'brorl_jax\[parquet\]'"):
+    read(path, domains=SIMPLE)
+
+
+def test_file_digests_change_with_any_byte(tmp_path, monkeypatch):
+  one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+  one.write_bytes(b"x\n")
+  other.write_bytes(b"x\n")
+  monkeypatch.chdir(tmp_path)
+  before = dataset.file_digests("*.jsonl")
+  assert list(before) == [str(one), str(other)]
+  assert len({*before.values()}) == 1
+  other.write_bytes(b"x \n")
+  after = dataset.file_digests(["a.jsonl", str(other)])
+  assert after[str(one)] == before[str(one)]
+  assert after[str(other)] != before[str(other)]
+  other.unlink()
+  with pytest.raises(DataError, match=r"b\.jsonl"):
+    dataset.file_digests(str(other))
+
+
+# Columns of other names, and further ones.
+
+
+GSM8K = Form({"prompt": "question", "answer": "answer"}, "math")
+
+
+def plain(path, *records):
+  return write(path, *map(json.dumps, records))
+
+
+def test_files_of_others_are_read_by_the_names_they_have(tmp_path):
+  path = plain(
+    tmp_path / "train.jsonl",
+    {"question": "3 + 5?", "answer": "8", "level": 2, "tags": ["easy", None]},
+    {"question": "3 + 6?", "answer": 9},
+  )
+  data = read(path, form=GSM8K, domains=DOMAINS)
+
+  def example(line, asked, answer, **columns):
+    message = {"role": "user", "content": asked}
+    entry = {"answer": answer}
+    name = f"train/{line}"
+    return Example(name, "math", "train", (message,), entry, columns)
+
+  assert data.examples == [
+    example(1, "3 + 5?", "8", level=2, tags=["easy", None]),
+    example(2, "3 + 6?", "9"),
+  ]
+  assert data.columns == ("level", "tags")
+
+
+def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
+  row = {
+    "data_source": "gsm8k",
+    "prompt": [{"role": "user", "content": "3 + 5?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "8"},
+    "extra_info": {"index": 3},
+  }
+  names = {
+    "messages": "prompt",
+    "answer": "reward_model.ground_truth",
+    "source": "data_source",
+    "domain": "ability",
+  }
+  for path in (parquet([row]), plain(tmp_path / "a.jsonl", row)):
+    data = read(path, form=Form(names), domains=DOMAINS)
+    [example] = data.examples
+    assert (example.id, example.domain) == ("a/1", "math")
+    assert (example.task, example.question) == ("gsm8k", "3 + 5?")
+    assert example.entry == {"answer": "8"}
+    # The object is passed on as a whole.
+    assert example.columns == {
+      "reward_model": row["reward_model"],
+      "extra_info": {"index": 3},
+    }
+
+
+def test_a_column_in_the_place_of_a_field_of_that_name(tmp_path):
+  """What the map names is the field; the other one is a column."""
+  record = {"id": "a", "answer": "long: 8", "final": "8", "prompt": "3 + 5?"}
+  form = Form({"answer": "final"}, "math")
+  [example] = read(
+    plain(tmp_path / "a.jsonl", record), form=form, domains=DOMAINS
+  ).examples
+  assert example.entry == {"answer": "8"}
+  assert example.columns == {"answer": "long: 8"}
+
+
+@pytest.mark.parametrize(
+  "changed, field, says",
+  [
+    (
+      {"question": None, "qestion": "3 + 5?"},
+      "question",
+      "missing ... config.data.fields ... 'qestion'",
+    ),
+    ({"answer": None}, "answer", "missing ... config.data.fields"),
+    ({"choises": ["8"]}, "", ""),
+    ({"soruce": "mine"}, "", ""),
+    ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
+    ({"data_source": "mine"}, "", ""),
+    ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
+    ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
+    ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
+    ({"domain": "maths"}, "domain", "'maths' ... unknown"),
+    ({"id": 3, "domain": "math"}, "id", "3 ... text"),
+    # Of lines that say nothing of ours, what could be no field is a column.
+    ({"id": 3}, "", ""),
+    ({"id": "gsm8k/7", "source": "AIME 2024"}, "", ""),
+    ({"domain": "algebra"}, "", ""),
+    ({"messages": [{"role": "user", "content": "3 + 5?"}]}, "", ""),
+  ],
+)
+def test_columns_are_passed_through_but_slips_are_not(
+  tmp_path, changed, field, says
+):
+  record = {"question": "3 + 5?", "answer": "8", "level": 2} | changed
+  record = {k: v for k, v in record.items() if v is not None}
+  path = plain(tmp_path / "a.jsonl", record)
+  if not says:
+    [example] = read(path, form=GSM8K, domains=DOMAINS).examples
+    assert example.columns == {"level": 2, **changed}
+    return
+  with pytest.raises(DataError) as error:
+    read(path, form=GSM8K, domains=DOMAINS)
+  named = f"a.jsonl, line 1, field {field!r} ... {says}"
+  assert mentions(str(error.value), named)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "field, says",
+  [
+    ("prompt", "missing ... --config.data.fields=prompt:COLUMN"),
+    ("domain", "missing ... answer"),
+  ],
+)
+def test_lines_that_nobody_explained_are_told_what_to_say(
+  tmp_path, field, says
+):
+  record = {"question": "q", "answer": "8", "domain": "math", "prompt": "p"}
+  del record[field]
+  with pytest.raises(DataError) as error:
+    read(plain(tmp_path / "a.jsonl", record), domains=DOMAINS)
+  assert mentions(str(error.value), f"line 1, field {field!r} ... {says}")
+  if field == "domain":
+    assert mentions(str(error.value), "--config.data.domain=math")
+
+
+def test_a_line_may_have_another_domain_than_the_rest(tmp_path):
+  path = plain(
+    tmp_path / "a.jsonl",
+    {"prompt": "3 + 5?", "answer": "8"},
+    {"prompt": "A) x B) y", "answer": "A", "domain": "stem"},
+  )
+  data = read(path, form=Form(domain="math"), domains=DOMAINS)
+  assert [e.domain for e in data.examples] == ["math", "stem"]
+  with pytest.raises(DataError, match=r"'sql'.*unknown"):
+    read(path, form=Form(domain="sql"), domains=DOMAINS)
+
+
+def test_lines_without_an_id_are_named_by_file_and_line(tmp_path):
+  for folder in ("x", "y"):
+    (tmp_path / folder).mkdir()
+  texts = iter("abcdef")
+
+  def make(name):
+    rows = [{"prompt": next(texts), "answer": "8"} for _ in range(2)]
+    return plain(tmp_path / name, {**rows[0], "id": "own-" + name[0]}, rows[1])
+
+  form = Form(domain="math")
+  one, other, held = map(make, ("x/train.jsonl", "y/train.jsonl", "z.jsonl"))
+  ids = lambda *a, **k: [
+    e.id for e in read(*a, form=form, domains=DOMAINS, **k).examples
+  ]
+  assert ids(one) == ["own-x", "train/2"]
+  both = ["own-x", "x/train.jsonl/2", "own-y", "y/train.jsonl/2"]
+  assert ids([one, other]) == both
+  assert ids([other, one]) == both[2:] + both[:2]
+  # Of a run's training and held-out files, no two have one id.
+  assert ids(one, beside=[other]) == both[:2]
+  assert ids(other, beside=[one]) == both[2:]
+  assert ids(held, beside=[one]) == ["own-z", "z/2"]
+  # An id of a line's own cannot look like one.
+  ours = {"id": "b/1", "domain": "math", "prompt": "p", "answer": "8"}
+  path = plain(tmp_path / "b.jsonl", ours)
+  with pytest.raises(DataError, match=r"field 'id': 'b/1'.*1.*128"):
+    ids(path)
+
+
+def test_examples_of_a_folder_are_counted_together(tmp_path):
+  (tmp_path / "mine").mkdir()
+  for name in "ab":
+    plain(tmp_path / f"mine/{name}.jsonl", {"prompt": name, "answer": "8"})
+  data = read(str(tmp_path / "mine"), form=Form(domain="math"), domains=DOMAINS)
+  assert {e.task for e in data.examples} == {"mine"}
+  assert [e.id for e in data.examples] == ["a/1", "b/1"]
+
+
+def test_what_is_wrong_with_a_renamed_field_names_its_column_too(tmp_path):
+  path = plain(tmp_path / "a.jsonl", {"question": "", "answer": "8"})
+  with refuses(
+    DataError, f"{path}, line 1, field 'prompt': empty ... column 'question'"
+  ):
+    read(path, form=GSM8K, domains=DOMAINS)
+
+
+def test_a_prompt_that_is_a_conversation_is_told_its_name(tmp_path):
+  messages = [{"role": "user", "content": "3 + 5?"}]
+  path = write(tmp_path / "a.jsonl", line(prompt=messages))
+  with pytest.raises(DataError, match=r"'prompt': a list; .*=messages:prompt"):
+    read(path, domains=DOMAINS)
+
+
+def test_a_renamed_field_that_a_domain_has_not_is_a_column(tmp_path):
+  tests = {"inputs": ["1"], "outputs": ["2"]}
+  record = {"prompt": "Double.", "cases": tests, "gold": "print(2 * x)"}
+  form = Form({"tests": "cases", "answer": "gold"}, "code")
+  [example] = read(
+    plain(tmp_path / "a.jsonl", record), form=form, domains=DOMAINS
+  ).examples
+  assert example.entry == {"tests": tests}
+  assert example.columns == {"answer": "print(2 * x)"}
+
+
+def test_a_record_that_no_file_names_needs_an_id():
+  reader, place = dataset.Reader(DOMAINS), Place("a.jsonl", 1)
+  record = {"domain": "math", "prompt": "3 + 5?", "answer": "8"}
+  with pytest.raises(Refused, match="id: missing"):
+    reader.add(record, place, "a")
+  reader.add(record, place, "a", "a/1")
+  reader.add({**record, "id": "own"}, place, "a", "a/2")
+  assert [example.id for example in reader.examples] == ["a/1", "own"]
+
+
+# Pairs.
 
 
 def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
@@ -18,7 +791,7 @@ def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "2 + 2?"},
   ]
-  path = write(
+  path = plain(
     tmp_path / "a.jsonl",
     {"prompt": "1 + 1?", "response": " two\n"},
     {"messages": talk, "response": "4", "domain": "chat", "score": 0.5},
@@ -32,15 +805,15 @@ def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
   assert [first.id, second.id] == ["a/1", "a/2"]
 
 
-def test_columns_may_have_other_names(tmp_path):
-  path = write(tmp_path / "a.jsonl", {"question": "1?", "out": {"text": "x"}})
+def test_columns_of_pairs_may_have_other_names(tmp_path):
+  path = plain(tmp_path / "a.jsonl", {"question": "1?", "out": {"text": "x"}})
   names = {"prompt": "question", "response": "out.text"}
   (one,) = dataset.read_pairs(path, names=names).examples
   assert one.question == "1?" and dataset.pair_response(one) == "x"
 
 
 def test_a_prompt_may_have_several_responses(tmp_path):
-  path = write(
+  path = plain(
     tmp_path / "a.jsonl",
     *({"prompt": "A fruit?", "response": x} for x in ("apple", "pear")),
   )
@@ -62,7 +835,7 @@ def test_a_prompt_may_have_several_responses(tmp_path):
 def test_what_is_no_pair_is_refused_by_file_line_and_field(
   tmp_path, line, says
 ):
-  path = write(tmp_path / "a.jsonl", {"prompt": "1?", "response": "x"}, line)
+  path = plain(tmp_path / "a.jsonl", {"prompt": "1?", "response": "x"}, line)
   with pytest.raises(DataError) as e:
     dataset.read_pairs(path, names={})
   assert str(e.value).startswith(f"{path}, line 2, field ")
@@ -72,7 +845,7 @@ def test_what_is_no_pair_is_refused_by_file_line_and_field(
 
 
 def test_prompts_are_held_out_whatever_their_responses(tmp_path):
-  path = write(
+  path = plain(
     tmp_path / "a.jsonl",
     *(
       {"prompt": f"Number {i}?", "response": word}

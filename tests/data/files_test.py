@@ -7,9 +7,8 @@ import pathlib
 import pytest
 from messages import mentions
 
-from brorl_jax.data import files, records
-from brorl_jax.data.files import File
-from brorl_jax.data.records import DataError
+from brorl_jax.data import files
+from brorl_jax.data.files import DataError, File
 
 
 @pytest.fixture
@@ -298,23 +297,23 @@ def test_an_arrow_stream_holds_the_same_records(tmp_path):
   with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
     stream.write_table(table, max_chunksize=40)
   [file] = files.find(f"{tmp_path}:train")
-  read = [*records.read(file.path)]
+  read = [*files.read(file.path)]
   assert [number for number, _ in read] == [*range(1, 91)]
   assert [r for _, r in read] == [
     {k: v for k, v in row.items() if v is not None} for row in rows
   ]
-  assert str(records.Place(file.path, 3)).endswith(".arrow, row 3")
+  assert str(files.Place(file.path, 3)).endswith(".arrow, row 3")
   path.write_bytes(path.read_bytes()[:100])
   with pytest.raises(DataError, match=r"\.arrow: not arrow: "):
-    [*records.read(str(path))]
+    [*files.read(str(path))]
 
 
 def test_lines_and_rows_are_told_apart():
-  assert str(records.Place("a.jsonl", 3)) == "a.jsonl, line 3"
-  assert str(records.Place("a.parquet", 3)) == "a.parquet, row 3"
+  assert str(files.Place("a.jsonl", 3)) == "a.jsonl, line 3"
+  assert str(files.Place("a.parquet", 3)) == "a.parquet, row 3"
 
 
 def test_records_of_a_file_are_what_its_lines_hold(tmp_path):
   path = tmp_path / "a.jsonl"
   path.write_text(json.dumps({"a": 1}) + "\n")
-  assert [*records.read(str(path))] == [(1, {"a": 1})]
+  assert [*files.read(str(path))] == [(1, {"a": 1})]

@@ -9,9 +9,9 @@ import pytest
 from absl.testing import flagsaver
 from one_step import resolved
 
-from brorl_jax import train
+from brorl_jax import main, train
 from brorl_jax.learner import state as states
-from brorl_jax.main import __main__, programs, settings
+from brorl_jax.main import __main__, settings
 from brorl_jax.main import train as train_command
 from brorl_jax.model import huggingface
 from brorl_jax.plan.resolve import Run
@@ -65,7 +65,7 @@ def failed(monkeypatch, capsys):
   def line(*args: str) -> str:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["brorl", *args])
-    monkeypatch.setattr(__main__, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(main, "keep_freed_memory", lambda: None)
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as e:
       __main__.main(settings.parse_flags(sys.argv))
     said = capsys.readouterr()
@@ -84,5 +84,5 @@ def refused(failed, monkeypatch):
   def accepted(where):
     raise AssertionError("these flags are not refused")
 
-  monkeypatch.setattr(programs, "keep", accepted)
+  monkeypatch.setattr(main, "keep_programs", accepted)
   return failed

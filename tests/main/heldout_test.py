@@ -15,7 +15,7 @@ from runs_for_tests import problems
 from brorl_jax import config as sections
 from brorl_jax.data import dataset
 from brorl_jax.data import heldout as data_heldout
-from brorl_jax.main import export, heldout
+from brorl_jax.main import evaluate, export, recorder
 from brorl_jax.model import huggingface
 from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder, metrics
@@ -61,7 +61,7 @@ def test_a_prompt_draws_by_its_number_with_the_key_of_step_0(
   how = dataclasses.replace(how, prompts=5)
   prompts, params = examples.heldout(), {"w": np.arange(3.0)}
   told, fits, own, drawn, key = sampled(
-    heldout.records(
+    recorder.records(
       this, c, how, examples, scorer, params, prompts, first=first
     )
   )
@@ -86,7 +86,7 @@ def test_a_step_is_evaluated_as_its_phase_samples(wired, sampled):
   _, examples, scorer, *_ = wired
   sizes = {}
   for step in range(7):
-    chunks = heldout.at_step(
+    chunks = recorder.records_of_step(
       this, examples, scorer, step, {}, examples.heldout()
     )
     c, how, *_ = sampled(chunks)
@@ -115,7 +115,7 @@ def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
 
 
 def refuse(run, evaluated):
-  return heldout.refuse_trained_on(
+  return evaluate.refuse_trained_on(
     checkpoint_source.starts(
       checkpoint_source.CheckpointSource(huggingface.ASSETS, run)
     ),

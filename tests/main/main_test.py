@@ -192,21 +192,21 @@ def test_a_file_that_is_there_comes_before_the_package(tmp_path):
 
 
 @pytest.mark.ci
-def test_the_flag_says_where_compiled_programs_are_kept(tmp_path):
-  code = STUB.replace(
-    "FAILS", "from brorl_jax.main import programs; print(programs.log_line())"
+@pytest.mark.parametrize("off", [False, True])
+def test_the_flag_says_where_compiled_programs_are_kept(tmp_path, off):
+  shown = "import jax; print({n: x for n, x in jax.config.values.items()"
+  shown += " if 'compilation_cache' in n})"
+  where = "off" if off else tmp_path
+  done = command(
+    "--config=configs/n16.py",
+    "--workdir=w",
+    f"--compilation_cache={where}",
+    code=STUB.replace("FAILS", shown),
   )
-  flags = ("--config=configs/n16.py", "--workdir=w")
-  for where in (tmp_path, "off"):
-    done = command(*flags, f"--compilation_cache={where}", code=code)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()[1]
-    if where == "off":
-      assert said == "compiled programs are not kept"
-    else:
-      assert mentions(said, f"{tmp_path}/")
-  done = command(*flags, "--compilation_cache=", code=code)
-  assert mentions(message(done), "--compilation_cache=''")
+  assert done.returncode == 0, done.stderr
+  said = done.stdout.splitlines()[1]
+  assert f"'jax_enable_compilation_cache': {not off}" in said
+  assert (f"'jax_compilation_cache_dir': '{tmp_path}/" in said) == (not off)
 
 
 @pytest.mark.ci

@@ -10,7 +10,7 @@ import compiling
 import jax
 import pytest
 
-from brorl_jax.main import programs
+from brorl_jax import main as programs
 
 ROOT = pathlib.Path(__file__).parents[2]
 FIELDS = (
@@ -40,14 +40,13 @@ def home(tmp_path, monkeypatch):
 def kept():
   assert jax.config.jax_enable_compilation_cache
   folder = jax.config.jax_compilation_cache_dir
-  assert programs.log_line() == f"compiled programs are kept in {folder}"
   assert pathlib.Path(folder).is_dir()
   return folder
 
 
 def test_the_users_cache_folder_is_the_default(home):
-  programs.keep(None)
-  machine = programs.machine()
+  programs.keep_programs(None)
+  machine = programs.machine_kind()
   assert kept() == f"{home}/.cache/brorl_jax/programs/{machine}"
   # What is found there is run.
   assert pathlib.Path(kept()).stat().st_mode & 0o077 == 0
@@ -55,47 +54,47 @@ def test_the_users_cache_folder_is_the_default(home):
 
 
 def test_environment_and_flag_move_it(home, monkeypatch):
-  machine = programs.machine()
+  machine = programs.machine_kind()
   monkeypatch.setenv("XDG_CACHE_HOME", f"{home}/xdg")
-  programs.keep(None)
+  programs.keep_programs(None)
   assert kept() == f"{home}/xdg/brorl_jax/programs/{machine}"
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", f"{home}/jax")
-  programs.keep(None)
+  programs.keep_programs(None)
   assert kept() == f"{home}/jax/{machine}"
-  programs.keep("~/mine")
+  programs.keep_programs("~/mine")
   assert kept() == f"{home}/mine/{machine}"
   monkeypatch.chdir(home)
-  programs.keep("here")
+  programs.keep_programs("here")
   assert kept() == f"{home}/here/{machine}"
 
 
 def test_off_keeps_nothing_whatever_the_environment_says(home, monkeypatch):
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", f"{home}/jax")
-  programs.keep("off")
+  programs.keep_programs("off")
   assert not jax.config.jax_enable_compilation_cache
-  assert programs.log_line() == "compiled programs are not kept"
+  assert not jax.config.jax_enable_compilation_cache
   assert list(home.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_used_is_a_warning(home, capsys):
   (home / "file").write_text("in the way")
-  programs.keep(f"{home}/file")
+  programs.keep_programs(f"{home}/file")
   (line,) = capsys.readouterr().err.splitlines()
-  folder = f"{home}/file/{programs.machine()}"
+  folder = f"{home}/file/{programs.machine_kind()}"
   assert line.startswith(
     f"warning: compiled programs cannot be kept in {folder}: "
   )
   assert line.endswith("; --compilation_cache=DIR names another folder")
-  assert programs.log_line() == "compiled programs are not kept"
-  programs.keep(f"{home}/other")  # not for good
+  assert not jax.config.jax_enable_compilation_cache
+  programs.keep_programs(f"{home}/other")  # not for good
   assert kept()
 
 
 def test_a_user_without_a_home_is_a_warning(home, capsys):
-  programs.keep("~nobody-has-this-name/programs")
+  programs.keep_programs("~nobody-has-this-name/programs")
   (line,) = capsys.readouterr().err.splitlines()
   assert "cannot be kept in ~nobody-has-this-name/programs/" in line
-  assert programs.log_line() == "compiled programs are not kept"
+  assert not jax.config.jax_enable_compilation_cache
 
 
 # ----------------------------------------------------------- kinds of machines
@@ -126,7 +125,7 @@ def machine(home, monkeypatch):
     monkeypatch.setattr(
       os, "sched_getaffinity", lambda _: set(range(count)), raising=False
     )
-    return programs.machine()
+    return programs.machine_kind()
 
   return of
 
@@ -154,8 +153,8 @@ def test_machine_code_stays_with_its_kind_of_machine(machine, monkeypatch):
 
 PROGRAM = """
 import sys
-from brorl_jax.main import programs
-programs.keep(sys.argv[1])
+from brorl_jax import main
+main.keep_programs(sys.argv[1])
 import hashlib
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P

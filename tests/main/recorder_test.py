@@ -11,8 +11,7 @@ from messages import mentions
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main import heldout
-from brorl_jax.main.recorder import Recorder, pair, samples
+from brorl_jax.main.recorder import Recorder, pair, records_of_step, samples
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
@@ -47,9 +46,7 @@ def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
 
 
 @pytest.mark.ci
-def test_wandb_gets_all_of_a_run_whenever_it_starts(
-  wired, tmp_path, monkeypatch
-):
+def test_wandb_gets_all_of_a_run(wired, tmp_path, monkeypatch):
   c, examples, kept = wired.run.config, wired.examples, wired.kept
   c = dataclasses.replace(c, run=dataclasses.replace(c.run, wandb="mine"))
   told = []
@@ -57,8 +54,8 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   class Board:
     where = "somewhere"
 
-    def __init__(self, workdir, project, *, config, done, warn):
-      told.append((workdir, project, config["run"]["wandb"], [*done]))
+    def __init__(self, workdir, project, *, config, warn):
+      told.append((workdir, project, config["run"]["wandb"]))
 
     def write(self, step, values):
       numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
@@ -82,20 +79,13 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   score = {"eval/pass_at_1/m": 1.0, "eval/pass_at_1": 1.0}
   none = {"score/replaced_workers": 0}
   assert told == [
-    (tmp_path, "mine", "mine", []),
+    (tmp_path, "mine", "mine"),
     (0, score),
     (1, {"reward/mean": 0.5, **none}),
     (1, score),
     (2, {"reward/mean": 0.75, **none}),
     "closed",
   ]
-  told.clear()
-  monkeypatch.setattr(Recorder, "lacks", lambda self, step: None)
-  again = Recorder(c, tmp_path, examples, [], measure, {}, {})
-  again.start(1)  # the checkpoint is that of step 1
-  again.close()
-  first = {"reward/mean": 0.5, **none, **score}
-  assert told[0][3] == [(0, score), (1, first)]
 
 
 def drawn(kept):
@@ -111,7 +101,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
 
   def measure(step, params, prompts):
     steps.append(step)
-    return heldout.at_step(this, examples, scorer, step, params, prompts)
+    return records_of_step(this, examples, scorer, step, params, prompts)
 
   recorder = Recorder(
     this.config,
@@ -488,7 +478,7 @@ def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
   start, data = timeless(tmp_path)
   assert (start["step"], start["event"]) == (0, "start")
   assert (data["event"], data["count"]) == ("data", 2)
-  assert mentions(data["why"], "2 of a.jsonl ... a.jsonl, line 3: no prompt")
+  assert mentions(data["why"], "2 lines ... a.jsonl, line 3: no prompt")
 
 
 def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):

@@ -84,7 +84,7 @@ THREE = {
         "data.domains.math.instruction is 'Box it.' and 'Think.'",
       ),
       ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
-      ({"held": "def"}, "held-out ... differ"),
+      ({"held": "def"}, "held-out ... 'abc' ... 'def'"),
     ],
     3,
   ),
@@ -122,7 +122,10 @@ def told(path, **entries):
   "entries, difference",
   [
     ({"versions": {"reasoning-gym": "0.1.24"}}, "'0.1.25' ... '0.1.24'"),
-    ({"data": {"held out": "abc", "chat template": "77f8"}}, "77f8 ... differ"),
+    (
+      {"data": {"held out": "abc", "chat template": "77f8"}},
+      "chat template ... '77f8'",
+    ),
   ],
 )
 def test_other_puzzles_and_chat_templates_are_refused(

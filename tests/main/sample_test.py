@@ -12,14 +12,12 @@ import compiling
 import configured
 import pytest
 import runs_for_tests as made
-from absl import flags
-from absl.testing import flagsaver
 from messages import mentions
 
 import brorl_jax as bj
 from brorl_jax.errors import UserError
 from brorl_jax.main import sample
-from brorl_jax.main.text_policy import Response, TextPolicy
+from brorl_jax.main.sample import Response, TextPolicy
 
 ROOT = pathlib.Path(__file__).parents[2]
 SHORT = "3 + 4 ="
@@ -46,11 +44,11 @@ def run(tmp_path_factory):
 @pytest.fixture
 def talk(capsys):
   """Runs the mode with flags, and returns what it prints."""
-  flags.FLAGS.mark_as_parsed()
+  usual = dict(prompt=[], prompts=None, n=1, temperature=1.0)
+  usual["max_new_tokens"] = None
 
   def of(where="", **given):
-    with flagsaver.flagsaver(**given):
-      sample.run(str(where))
+    sample.run(str(where), **usual | given)
     return capsys.readouterr()
 
   return of

@@ -135,7 +135,7 @@ BAD = [
   ("rounds", {"rounds": (1, 512)}, "at least 2 in the first round"),
   ("stop_right", {"stop_right": 0}, "at least 1"),
   ("stop_wrong", {"stop_wrong": -1}, "0 or positive"),
-  ("mean", {**STOP, "mean": "prompt"}, "another mean"),
+  ("mean", {**STOP, "mean": "prompt"}, "another"),
   ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
   *(
     (f, {f: -1}, "positive, or 0")

@@ -6,18 +6,15 @@ import sys
 import types
 
 import configured
-import jax
-import jax.numpy as jnp
 import numpy as np
 import one_step
 import pytest
 
 from brorl_jax import config, train
 from brorl_jax.errors import UserError
-from brorl_jax.main import shared
-from brorl_jax.main.recorder import Recorder
+from brorl_jax.main import train as shared
+from brorl_jax.main.recorder import Recorder, Together
 from brorl_jax.many import processes
-from brorl_jax.many.meshes import Axes
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints
 
@@ -75,7 +72,7 @@ def test_only_a_closed_loop_is_not_printed(monkeypatch):
 
 def test_process_0_has_the_files():
   recorder = Spy()
-  assert use(shared.Together(recorder)) == ["no line", 0.75]
+  assert use(Together(recorder)) == ["no line", 0.75]
   assert recorder.asked == [
     "start", "lacks", "evaluate", "event", "step", "sync",
   ]  # fmt: skip
@@ -89,7 +86,7 @@ def test_another_process_only_measures_and_is_told(monkeypatch):
     processes, "first", lambda x: given.append(x) or next(told)
   )
   recorder = Spy()
-  together = shared.Together(recorder)
+  together = Together(recorder)
   assert not together.started
   assert use(together) == ["no line", 0.75] and together.started
   assert recorder.asked == ["measured"] and given == [None, None, 0.0]
@@ -194,14 +191,3 @@ def test_what_decides_the_numbers_is_named(name, value, tmp_path):
     assert {k for k in of if of[k] != changed[k]} == {
       "the policy's files (a hash)"
     }
-
-
-def test_the_summary_has_the_mesh_and_what_is_copied(monkeypatch):
-  axes, params = Axes(fsdp=4, tensor=2), {"a": jnp.ones((256, 1024))}
-  mesh = "mesh (data=1, fsdp=4, tensor=2, expert=1)"
-  assert shared.summary(axes, params) == mesh
-  monkeypatch.setattr(processes, "alone", lambda: False)
-  monkeypatch.setattr(jax, "process_count", lambda: 3)
-  said = shared.summary(axes, params)
-  assert said.startswith(f"{mesh} of 3 processes; ")
-  assert said.endswith("each makes its own copy of the parameters: 1.00 MiB")

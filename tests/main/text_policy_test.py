@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/main/text_policy.py and of the names of the package."""
+"""Tests of brorl_jax/main/sample.py and of the names of the package."""
 
 import dataclasses
 import subprocess
@@ -13,7 +13,7 @@ from compiled import compilations
 from messages import mentions
 
 import brorl_jax as bj
-from brorl_jax.main import text_policy
+from brorl_jax.main import sample
 from brorl_jax.model import huggingface
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -57,7 +57,7 @@ def test_the_package_loads_nothing_before_a_name_is_used():
 
 def test_names_of_the_package_are_those_of_its_modules():
   assert bj.sample is sampler.sample
-  assert bj.load is text_policy.load
+  assert bj.load is sample.load
   assert bj.verify("math", r"\boxed{1/2}", answer="0.5").status == "pass"
   with pytest.raises(
     AttributeError, match="'brorl_jax' has no attribute 'lod'"
@@ -156,7 +156,7 @@ def test_responses_come_as_they_are_done(policy, monkeypatch):
     return rollouts(*args, **how)
 
   monkeypatch.setattr(sampler, "rollouts", spy)
-  monkeypatch.setattr(text_policy, "_TOGETHER", 13)
+  monkeypatch.setattr(sample, "_TOGETHER", 13)
   each = policy.each([SHORT] * 5, 4, first=10)
   next(each)
   assert asked == [[10, 11]]  # 13 // 4, as a power of two
@@ -182,15 +182,15 @@ def with_memory(text, memory_bytes):
 def test_where_less_fits_less_is_made_together(policy, monkeypatch):
   prompts = [f"{i} + 4 =" for i in range(2)]
   want = policy.sample(prompts, n=4)
-  tried, rollouts = [], text_policy.memory.rollouts
+  tried, rollouts = [], sample.memory.rollouts
 
   def fits(load, *args):
     tried.append(load.prompts)
     if load.prompts > 1:
-      raise text_policy.memory.TooLarge("not so many")
+      raise sample.memory.TooLarge("not so many")
     return rollouts(load, *args)
 
-  monkeypatch.setattr(text_policy.memory, "rollouts", fits)
+  monkeypatch.setattr(sample.memory, "rollouts", fits)
   found = policy.sample(prompts, n=4)
   assert tried == [2, 1]
   assert [texts(each) for each in found] == [texts(each) for each in want]

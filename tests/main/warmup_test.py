@@ -15,7 +15,8 @@ from messages import mentions
 from brorl_jax.config import Warmup
 from brorl_jax.configs import sft
 from brorl_jax.errors import UserError
-from brorl_jax.main import settings, warmup
+from brorl_jax.main import settings
+from brorl_jax.main import train as warmup
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
@@ -80,13 +81,14 @@ def resolved(c):
 
 
 def train(c, out):
-  warmup.run(resolved(c), out)
+  warmup.warmup(resolved(c), out)
 
 
 @pytest.fixture(scope="module")
 def warm(model, files, tmp_path_factory):
   out = tmp_path_factory.mktemp("out") / "warm"
-  train(config(model, files), out)
+  held = write(out.with_name("held.jsonl"), sums(210)[200:])
+  train(config(model, files, **{"data.heldout_files": (held,)}), out)
   return out
 
 
@@ -99,8 +101,9 @@ def test_it_lowers_the_held_out_loss(warm):
   assert looks[-1]["epochs"] == pytest.approx(4.0)
   # A random policy is as good as a guess among all tokens.
   assert looks[0]["heldout"] == pytest.approx(np.log(512), abs=0.1)
-  (digest,) = record["files"].values()
-  assert len(digest) == 32
+  # Of the pairs to train on, and of those held out.
+  one, other = record["files"].values()
+  assert len(one) == len(other) == 32 and one != other
   assert record["config"]["optim"]["lr"] == 0.01
 
 
@@ -142,7 +145,7 @@ def test_it_writes_a_model_like_any_other(warm, model):
 
 def test_pairs_are_posed_as_runs_pose_prompts(model, files):
   c = config(model, files, **{"data.system": "Be brief."})
-  learned, measured, lines = warmup._read(resolved(c))
+  learned, measured, lines = warmup.read_pairs(resolved(c))
   text = tokenizer.Tokenizer(model)
   line = sums(1)[0]
   asked = [
@@ -162,13 +165,24 @@ def test_pairs_are_posed_as_runs_pose_prompts(model, files):
   ]
 
 
+def test_a_pair_that_just_fits_is_kept(model, files):
+  skip = {"data.skip_bad": True}
+  every = lambda n: warmup.read_pairs(
+    resolved(config(model, files, **skip, **{"optim.row_tokens": n}))
+  )
+  learned, measured, _ = every(128)
+  longest = max(sum(map(len, pair)) for pair in learned + measured)
+  counts = [sum(map(len, every(n)[:2])) for n in (longest, longest - 1)]
+  assert counts[0] == 200 > counts[1]
+
+
 def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
   lines = sums(40)
   lines[3]["response"] = "7 " * 60
   lines[5]["response"] = 7
   path = write(tmp_path / "a.jsonl", lines)
   fields = {"data.skip_bad": True, "data.heldout_one_in": 4}
-  _, _, lines = warmup._read(resolved(config(model, path, **fields)))
+  _, _, lines = warmup.read_pairs(resolved(config(model, path, **fields)))
   says = ", ".join(lines)
   assert "1 wrong lines left out" in says and "1 too long ones" in says
 
@@ -176,7 +190,6 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
 @pytest.mark.parametrize(
   "fields, says",
   [
-    ({"data.files": ()}, "config.data.files ... empty"),
     ({"data.fields": "respons:a"}, "config.data.fields: 'respons:a'"),
     (
       {"optim.rows": 4},
@@ -197,6 +210,11 @@ def test_what_cannot_work_is_one_line(model, files, tmp_path, fields, says):
     train(config(model, files, **fields), tmp_path / "out")
   assert mentions(str(e.value), says) and "\n" not in str(e.value)
   assert not (tmp_path / "out").exists()
+
+
+def test_a_start_without_pairs_is_refused(refused):
+  flags = ("--mode=warmup", "--config=configs/sft.py", "--workdir=x")
+  assert mentions(refused(*flags), "config.data.files ... empty")
 
 
 @pytest.mark.ci

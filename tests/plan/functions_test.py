@@ -11,7 +11,6 @@ import pytest
 from messages import mentions
 
 from brorl_jax.learner import state as states
-from brorl_jax.learner.objective import Correction
 from brorl_jax.plan import functions
 from brorl_jax.rl import advantages, filtering, losses
 
@@ -69,15 +68,6 @@ def test_an_advantage_gets_the_numbers_of_its_kind():
   c = configured.config(**{"advantage.kind": "pass_at_k", "advantage.k": 2})
   got = FINDERS["advantage.kind"](c)(reward, valid, length)
   np.testing.assert_array_equal(got, advantages.pass_at_k(reward, k=2))
-
-
-@pytest.mark.parametrize(
-  "kind, low, high",
-  [("truncated", 0.0, 2.0), ("banded", 0.5, 5.0), ("sequence", 0.999, 1.002)],
-)
-def test_a_correction_has_its_usual_range(kind, low, high):
-  found = functions.objective(configured.config(correction=kind)).correction
-  assert found == Correction(kind, low, high)
 
 
 def test_the_optimizer_has_every_number_of_the_config():

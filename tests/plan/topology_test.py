@@ -257,7 +257,7 @@ def test_each_process_has_its_rows(processes, devices):
 
 def test_a_row_in_several_processes_is_refused():
   where = made.topology(processes=8)
-  with pytest.raises(ValueError, match="2 devices lies in several of 8 proc"):
+  with pytest.raises(ValueError, match=r"2 devices .* 8 processes"):
     where.mesh(Axes(fsdp=4, tensor=2))
 
 

@@ -25,43 +25,26 @@ def test_description_and_names_by_hand():
   assert intact.describe(state) == {"a/b": "float32[3, 4]", "c/0": "int32[]"}
 
 
-RECORDS = [
-  {},
-  {"l": {2: 0, 10: 0}},
-  {"ledger": {"usual": {7: 1, 30: 2}, "beyond": {}, "best": None}, "x": [1]},
-  {"l": {"2": 0, "10": 0, "a": {9: {10: {11: 1}}}}},
-]
-
-
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_seal_is_of_what_is_read_back(record):
+def test_a_seal_is_of_what_is_read_back():
+  """Numbers as keys become texts."""
+  record = {"ledger": {"usual": {7: 1, 30: 2}, "best": None}, "x": [1]}
   sealed = intact.sealed(record)
-  read = json.loads(json.dumps(sealed))
-  assert read == sealed
-  assert intact.opened(read) == json.loads(json.dumps(record))
-  assert "seal" in read  # it was not taken out of the caller's
+  text = json.dumps(sealed)
+  assert json.loads(text) == sealed and "seal" in sealed
+  assert intact.opened(text.encode()) == json.loads(json.dumps(record))
 
 
 @pytest.mark.parametrize(
-  "record, why",
+  "text",
   [
-    ([], "not a JSON object"),
-    (None, "not a JSON object"),
-    ({}, "its record differs from what was saved"),
-    ({"seal": "0" * 64}, "its record differs from what was saved"),
-    (
-      intact.sealed({"a": 1}) | {"a": 2},
-      "its record differs from what was saved",
-    ),
-    (
-      intact.sealed({"a": 1}) | {"b": 1},
-      "its record differs from what was saved",
-    ),
+    b"", b"\xff", b"[]", b"null", b"{}", b'{"seal": "00"}', b"[" * 9000,
+    *(json.dumps(intact.sealed({"a": 1}) | x).encode()
+      for x in ({"a": 2}, {"b": 1})),
   ],
-)
-def test_what_was_not_sealed_is_damage(record, why):
-  with pytest.raises(intact.Damage, match=why):
-    intact.opened(record)
+)  # fmt: skip
+def test_what_was_not_sealed_is_damage(text):
+  with pytest.raises(intact.Damage):
+    intact.opened(text)
 
 
 def caused(error, by):
@@ -78,8 +61,6 @@ def during(error, other):
   "error, words",
   [
     (OSError(errno.EIO, "x"), "Input/output error"),
-    (OSError(errno.ENOMEM, "x"), "Cannot allocate memory"),
-    (PermissionError(errno.EACCES, "x"), "Permission denied"),
     (MemoryError(), "there is not enough memory"),
     (ValueError("ABORTED: a [os_error_code='116'] b"), "Stale file handle"),
     (ValueError("a [os_error_code=\\'5\\']"), "Input/output error"),
@@ -97,8 +78,6 @@ def test_what_hinders_reading_is_no_damage(error, words):
   "error",
   [
     FileNotFoundError(errno.ENOENT, "x"),
-    NotADirectoryError(errno.ENOTDIR, "x"),
-    IsADirectoryError(errno.EISDIR, "x"),
     ValueError("NOT_FOUND: [os_error_code='2']"),
     ValueError("DATA_LOSS: checksum"),
     OSError("no number"),
@@ -137,9 +116,7 @@ def parts(x, cuts):
   ]
 
 
-@pytest.mark.parametrize(
-  "dtype", [np.float32, jnp.bfloat16, np.int8, np.float64]
-)
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])
 def test_the_sum_of_a_spread_array_does_not_depend_on_the_cut(dtype):
   x = np.random.default_rng(0).normal(size=(6, 5, 4)) * 9
   x = x.astype(dtype)

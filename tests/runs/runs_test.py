@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import shutil
 import threading
 import time
@@ -21,13 +20,11 @@ import tiers
 from messages import mentions
 from train_test import State, bandit
 
-from brorl_jax import config as sections
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.main import heldout
 from brorl_jax.main import train as train_command
 from brorl_jax.plan import resolve
-from brorl_jax.runs import checkpoints, events, folder, lines, machine, stored
+from brorl_jax.runs import checkpoints, events, folder, lines
 from brorl_jax.stages.examples import Examples
 from brorl_jax.verdicts.base import Example
 
@@ -89,7 +86,8 @@ class Run:
     patch.setattr("brorl_jax.runs.clock.few_cores", lambda _: None)
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "stages", lambda *_: self.stages)
-    patch.setattr(heldout, "at_step", lambda *args: self.measure(*args[-3:]))
+    measured = lambda *args: self.measure(*args[-3:])
+    patch.setattr(train_command, "records_of_step", measured)
     patch.setattr(train_command, "finish", lambda *_, **__: None)
 
   def _parts(self, this, workdir, *, anew):
@@ -143,7 +141,7 @@ class Run:
     """Every line of training, and its last step."""
     said = {name: self.lines(name) for name in EVERY}
     said["events.jsonl"] = [
-      e for e in said["events.jsonl"] if not events.of_process(e)
+      e for e in said["events.jsonl"] if e["event"] not in events.OF_PROCESS
     ]
     return said, self.record(self.steps()[-1])
 
@@ -153,7 +151,7 @@ class Run:
     return [(e["step"], e.get("why")) for e in every if e["event"] == event]
 
   def steps(self):
-    return stored.steps(self.dir / "checkpoints")
+    return checkpoints.steps(self.dir / "checkpoints")
 
   def record(self, step):
     path = self.dir / "checkpoints" / str(step) / "extra" / "metadata"
@@ -230,7 +228,7 @@ def test_an_undisturbed_run_uses_its_own_steps(run, capsys):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("steps", tiers.some([1, 2, 3, 4, 8, 9, 11], 3, 3))
+@pytest.mark.parametrize("steps", tiers.some([1, 3, 4, 8], 2, 3))
 def test_it_goes_on_to_the_same_lines_and_the_same_state(
   whole, monkeypatch, tmp_path, steps
 ):
@@ -307,29 +305,9 @@ def lose_folder(run):
   shutil.rmtree(run.dir / "checkpoints")
 
 
-def lose_steps(run):
-  lose_folder(run)
-  (run.dir / "checkpoints").mkdir()
-
-
-def lose_all_but_what_was_set_aside(run):
-  (run.dir / "checkpoints").rename(run.dir / "damaged_checkpoints")
-  (run.dir / "checkpoints").mkdir()
-  for name in EVERY:
-    (run.dir / name).unlink()
-
-
-def lose_all_but_samples(run):
-  lose_folder(run)
-  (run.dir / "metrics.jsonl").unlink()
-
-
 LOST = {
-  "all damaged": (lose_all, "no checkpoint can be used .12: its record"),
-  "no folder": (lose_folder, r"metrics\.jsonl has steps of a run, .*chec"),
-  "no steps": (lose_steps, r"metrics\.jsonl has steps of a run"),
-  "set aside": (lose_all_but_what_was_set_aside, "damaged_checkpoints has"),
-  "samples": (lose_all_but_samples, r"samples\.jsonl has steps of a run"),
+  "all damaged": (lose_all, "checkpoints ... 12 ... record"),
+  "no folder": (lose_folder, "metrics.jsonl ... checkpoints"),
 }
 
 
@@ -338,13 +316,13 @@ def test_a_run_is_never_begun_again_over_itself(run, lose, why):
   lose(run)
   for _ in range(2):  # as a queue that tries again
     said = run.refused()
-    assert re.search(why, said)
+    assert mentions(said, why)
     assert "no file was changed" in said and "--begin_again" in said
   assert run.closed == 2
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("lose, why", tiers.some(LOST.values(), 4, 4), ids=LOST)
+@pytest.mark.parametrize("lose, why", LOST.values(), ids=LOST)
 def test_begin_again_moves_the_old_files_aside(whole, run, capsys, lose, why):
   lose(run)
   before = tree(run.dir)
@@ -395,14 +373,7 @@ def test_begin_again_leaves_alone_what_is_no_training_run(run, tmp_path):
   (other / "a.tex").touch()
   run.dir = other
   assert "do not belong to a run" in run.refused(begin_again=True)
-  folder.write_config(sections.as_dict(config()), other, mode="evaluate")
-  assert "--mode=evaluate" in run.refused(begin_again=True)
-
-
-def test_begin_again_in_a_new_folder_begins(run, tmp_path):
-  run.dir = tmp_path / "new"
-  run.start(begin_again=True, steps=1)
-  assert not (run.dir / "set_aside").exists() and run.steps() == [0, 1]
+  assert [p.name for p in other.iterdir()] == ["a.tex"]
 
 
 # ------------------------------------------------- what cannot be read at all
@@ -410,35 +381,25 @@ def test_begin_again_in_a_new_folder_begins(run, tmp_path):
 
 @pytest.mark.parametrize(
   "error, words",
-  tiers.some(
-    [
-      (OSError(errno.EIO, "Input/output error", "x"), "Input/output error"),
-      (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
-      (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle"),
-      (MemoryError(), "not enough memory"),
-      (ValueError("RESOURCE_EXHAUSTED: Out of memory"), "RESOURCE_EXHAUSTED"),
-      (
-        ValueError("Failed to open [os_error_code='5'] x"),
-        "Input/output error",
-      ),
-    ],
-    1,
-  ),
+  [
+    (OSError(errno.EIO, "Input/output error", "x"), "Input/output error"),
+    (ValueError("RESOURCE_EXHAUSTED: Out of memory"), "RESOURCE_EXHAUSTED"),
+  ],
 )
 def test_what_cannot_be_read_is_no_damage(run, monkeypatch, error, words):
   damage_step(run, 12)
-  read = stored.read
+  read = checkpoints.read_step
 
   def fails(folder, *args):
     if folder.name == "9":
       raise error
     return read(folder, *args)
 
-  monkeypatch.setattr(stored, "read", fails)
+  monkeypatch.setattr(checkpoints, "read_step", fails)
   said = run.refused()
   assert mentions(said, f"checkpoint 9 ... {run.dir}/checkpoints")
   assert words in said and "--begin_again" not in said
-  monkeypatch.setattr(stored, "read", read)
+  monkeypatch.setattr(checkpoints, "read_step", read)
   run.start()  # and nothing is lost when it can
   assert run.told("resume") == [(9, None)]
 
@@ -447,7 +408,7 @@ def test_lines_that_cannot_be_read_are_no_damage(run, monkeypatch):
   def fails(path, *_, **__):
     raise OSError(errno.EIO, "Input/output error", str(path))
 
-  monkeypatch.setattr(lines, "_numbered", fails)
+  monkeypatch.setattr(lines, "_read", fails)
   said = run.refused()
   assert said.startswith(f"{run.dir}/eval/records.jsonl: Input/output error; ")
   assert "--begin_again" not in said
@@ -460,34 +421,15 @@ def test_damage_is_set_aside_once_an_older_step_is_in_hand(whole, run):
   damage_step(run, 12)
   run.start()
   assert run.all() == whole.all()
-  aside = run.dir / "damaged_checkpoints" / "12"
-  assert aside.is_dir()
+  aside = run.dir / "set_aside"
+  assert (aside / "1/checkpoints/12").is_dir()
   ((step, warning),) = run.told("warning")
   assert step == 9
-  assert mentions(warning, f"checkpoint 12 ... record ... saved ... {aside}")
+  assert mentions(warning, f"checkpoint 12 ... record ... saved ... {aside}/1")
   assert run.told("resume") == [(9, None)]
   damage_step(run, 12)
   run.start()
-  assert (run.dir / "damaged_checkpoints" / "12.1").is_dir()
-  assert aside.is_dir()
-
-
-def test_a_step_under_another_number_is_not_used(whole, run, capsys):
-  (run.dir / "checkpoints/9").rename(run.dir / "checkpoints/15")
-  run.start(steps=13)
-  assert mentions(capsys.readouterr().out, "checkpoint 15 ... not used")
-  assert run.steps() == [6, 12, 13]
-
-
-def test_a_copy_of_a_step_is_not_used_though_the_lines_are_there(run, capsys):
-  run.start(steps=15)
-  shutil.rmtree(run.dir / "checkpoints/15")
-  shutil.copytree(run.dir / "checkpoints/9", run.dir / "checkpoints/15")
-  run.start(steps=16)
-  out = capsys.readouterr().out
-  assert mentions(out, "checkpoint 15 ... step 9")
-  assert [x["step"] for x in run.lines("metrics.jsonl")] == [*range(1, 17)]
-  assert run.steps()[-1] == 16
+  assert (aside / "2/checkpoints/12").is_dir()
 
 
 @pytest.mark.ci
@@ -503,7 +445,7 @@ def test_a_step_of_another_run_is_not_used(run, monkeypatch, tmp_path, capsys):
   assert mentions(out, f"checkpoint 12 ... {ids[0]} ... {ids[1]}")
   shutil.rmtree(run.dir / "checkpoints")
   shutil.copytree(other.dir / "checkpoints", run.dir / "checkpoints")
-  assert "it is of another run" in run.refused()
+  assert mentions(run.refused(), f"{ids[0]} ... {ids[1]}")
 
 
 def test_the_identity_of_a_run_stays_when_its_config_changes(run):
@@ -514,31 +456,20 @@ def test_the_identity_of_a_run_stays_when_its_config_changes(run):
   assert run.record(15)["run"] == before
 
 
-def test_a_run_state_with_other_fields_is_one_line(run):
-  path = run.dir / "checkpoints" / "12" / "extra" / "metadata"
-  record = json.loads(path.read_text())
-  del record["seal"]
-  record["ledger"]["dreams"] = 3
-  path.write_text(json.dumps(record | {"seal": stored.intact.seal(record)}))
-  assert "the checkpoint's run state" in (said := run.refused())
-  assert "dreams" in said
-
-
 # -------------------------------------------------------- lines behind steps
 
 
 @pytest.mark.parametrize(
-  "tail",
-  tiers.some([b"", b'{"step": 11, "x', b"\0" * 90 + b"\n"], 1),
+  "tail, left, back",
+  [(b"", 11, 9), (b'{"step": 11, "x', 9, 9), (b"\0" * 90 + b"\n", 8, 6)],
   ids=["cut", "torn", "zeros"],
 )
-@pytest.mark.parametrize("left, back", [(11, 9), (9, 9), (8, 6)])
 def test_a_run_goes_back_to_what_its_lines_cover(whole, run, tail, left, back):
   cut_lines(run.dir / "metrics.jsonl", left, tail)
   run.start()
   assert run.all() == whole.all()
-  aside = [p.name for p in (run.dir / "newer_checkpoints").iterdir()]
-  assert sorted(map(int, aside)) == [s for s in (9, 12) if s > back]
+  aside = checkpoints.steps(run.dir / "set_aside/1/checkpoints")
+  assert aside == [s for s in (9, 12) if s > back]
   assert run.told("resume") == [(back, None)]
   step, warning = run.told("warning")[0]
   path = run.dir / "metrics.jsonl"
@@ -546,7 +477,7 @@ def test_a_run_goes_back_to_what_its_lines_cover(whole, run, tail, left, back):
   assert mentions(warning, f"checkpoint 12 ... {path} ... step {left}")
 
 
-@pytest.mark.parametrize("left", [0, 5])
+@pytest.mark.parametrize("left", [5])
 def test_a_run_whose_lines_cover_no_step_is_refused(run, left):
   cut_lines(run.dir / "metrics.jsonl", left)
   said = run.refused()
@@ -566,15 +497,10 @@ def test_a_damaged_line_before_whole_ones_is_refused(run):
 
 @pytest.mark.parametrize(
   "name, left, back, lacks",
-  tiers.some(
-    [
-      ("eval/curve.jsonl", 3, 9, "eval ... step 12"),
-      ("eval/curve.jsonl", 2, 6, "eval ... step 8"),
-      ("eval/records.jsonl", 15, 9, "eval ... step 12"),
-      ("eval/records.jsonl", 8, 6, "eval ... step 8"),
-    ],
-    1,
-  ),
+  [
+    ("eval/curve.jsonl", 2, 6, "eval ... step 8"),
+    ("eval/records.jsonl", 15, 9, "eval ... step 12"),
+  ],
 )
 def test_evaluations_are_lines_like_others(whole, run, name, left, back, lacks):
   cut_lines(run.dir / name, left)
@@ -607,7 +533,7 @@ def test_starts_with_another_interval_have_evaluations_of_both(run):
 
 
 @pytest.mark.parametrize("name", ["samples.jsonl", "events.jsonl"])
-@pytest.mark.parametrize("bad", [b"[]", b"{", b"\xff\0", b'{"step": null}'])
+@pytest.mark.parametrize("bad", [b"[]", b"\xff\0"])
 def test_a_bad_line_of_samples_or_events_is_left_out(run, name, bad):
   path = run.dir / name
   whole = path.read_bytes().splitlines(keepends=True)
@@ -632,17 +558,6 @@ def fail_at(run, step, do):
   run.stages = bandit(update=at)
 
 
-@pytest.mark.parametrize("step", [2, 6])
-def test_a_folder_that_is_removed_ends_the_run(new, monkeypatch, step):
-  monkeypatch.setattr(checkpoints.Store, "check", checkpoints.Store.wait)
-  fail_at(new, step, lambda: shutil.rmtree(new.dir))  # nothing is being saved
-  said = new.stopped()
-  assert new.status == errors.STORAGE
-  assert "was removed" in said or "could not be saved" in said
-  assert not (new.dir / "checkpoints").exists()
-  assert not (new.dir / "metrics.jsonl").exists()
-
-
 def test_checkpoints_that_are_removed_are_not_made_again(new, monkeypatch):
   there = new.dir / "checkpoints"
   # No step is being saved then.
@@ -659,39 +574,31 @@ def test_checkpoints_that_are_removed_are_not_made_again(new, monkeypatch):
   assert "--begin_again" in new.refused()
 
 
-FAULTS = {
-  errno.ENOSPC: "No space left on device",
-  errno.EROFS: "Read-only file system",
-  errno.EDQUOT: "Disk quota exceeded",
-  errno.EIO: "Input/output error",
-  errno.EMFILE: "Too many open files",
-  errno.EACCES: "Permission denied",
-}
 PLACES = (*sorted(EVERY), "config.json", "checkpoints")
 
 
 class Failing:
   """A file that can be written in part, and then not any more."""
 
-  def __init__(self, file, number):
-    self._file, self._number = file, number
+  def __init__(self, file):
+    self._file = file
 
   def write(self, data):
     self._file.write(data[: len(data) // 2])
-    raise OSError(self._number, os.strerror(self._number))
+    raise OSError(errno.ENOSPC, "No space left on device")
 
   def close(self):
     self._file.close()
 
 
-def break_at(patch, place, number, step):
+def break_at(patch, place, step):
   """From a step on, this file or folder of a run cannot be written."""
-  error = OSError(number, os.strerror(number))
+  error = OSError(errno.ENOSPC, "No space left on device")
   write, save = lines.JsonLines.write, checkpoints.ocp.CheckpointManager.save
 
   def writes(self, *some):
     if str(self._path).endswith(place) and some[0]["step"] >= step:
-      self._file = Failing(self._file, number)
+      self._file = Failing(self._file)
     write(self, *some)
 
   def saves(self, at, **how):
@@ -713,17 +620,16 @@ def break_at(patch, place, number, step):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("number", tiers.some(FAULTS, 1, 1))
 @pytest.mark.parametrize("place", tiers.some(PLACES, 3, 4))
-def test_a_fault_of_the_storage_is_one_line_and_the_run_goes_on_after_it(
-  whole, tmp_path, place, number
+def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
+  whole, tmp_path, place
 ):
   with pytest.MonkeyPatch.context() as patch:
     run = Run(patch, tmp_path / "run")
-    break_at(patch, place, number, 4)
+    break_at(patch, place, 4)
     said = run.stopped()
   assert run.status == errors.STORAGE
-  assert mentions(said, f"{run.dir}/{place} ... {FAULTS[number]}")
+  assert mentions(said, f"{run.dir}/{place} ... No space left on device")
   step = "none" if place == "config.json" else 3
   assert mentions(said, f"last good step is {step}")
   with pytest.MonkeyPatch.context() as patch:
@@ -733,33 +639,13 @@ def test_a_fault_of_the_storage_is_one_line_and_the_run_goes_on_after_it(
 
 
 @pytest.mark.ci
-def test_what_tensorstore_says_is_one_line_too(new, monkeypatch):
-  error = ValueError("UNKNOWN: x [os_error_code='28'] y\nz")
-
-  def fails(*_, **__):
-    raise error
-
-  monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", fails)
-  said = new.stopped()
-  assert mentions(said, f"checkpoint 0 ... {new.dir}/checkpoints ... No space")
-  assert new.status == errors.STORAGE and "last good step is none" in said
-
-
-def test_a_figure_that_cannot_be_written_says_that_the_run_is_saved(
-  run, monkeypatch
-):
-  def finish(*_, **__):
-    raise OSError(errno.ENOSPC, "No space left on device", "a.png")
-
-  monkeypatch.setattr(train_command, "finish", finish)
-  assert mentions(run.stopped(), "a.png ... the last step is saved")
-  assert run.status == errors.STORAGE
-
-
-@pytest.mark.ci
 def test_a_slow_disk_does_not_hold_up_the_steps(whole, monkeypatch, tmp_path):
   """All up to the next step that is saved; and the numbers are the same."""
-  run, compare, seen = Run(monkeypatch, tmp_path / "run"), stored.compare, {}
+  run, compare, seen = (
+    Run(monkeypatch, tmp_path / "run"),
+    checkpoints.compare,
+    {},
+  )
 
   def slow(where, *args):
     if where.name == "3":
@@ -769,7 +655,7 @@ def test_a_slow_disk_does_not_hold_up_the_steps(whole, monkeypatch, tmp_path):
       seen[3] = len(run.lines("metrics.jsonl"))
     compare(where, *args)
 
-  monkeypatch.setattr(stored, "compare", slow)
+  monkeypatch.setattr(checkpoints, "compare", slow)
   run.start()
   assert seen == {3: 6} and run.all() == whole.all()
 
@@ -784,7 +670,7 @@ def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
       failed.set()
       raise OSError(errno.EIO, "Input/output error", str(where))
 
-  monkeypatch.setattr(stored, "compare", fails)
+  monkeypatch.setattr(checkpoints, "compare", fails)
   fail_at(run, 5, lambda: failed.wait(60) and time.sleep(0.5))
   said = run.stopped(save_every=3)
   assert mentions(said, "checkpoint 3 ... Input/output ... step is 0")
@@ -798,18 +684,6 @@ def test_only_a_step_that_was_evaluated_has_a_score(whole):
   assert [whole.record(s).get("score") for s in (6, 9, 12)] == [None, None, 1.0]
 
 
-@pytest.mark.parametrize(
-  "steps, every, said", [(11, 4, True), (12, 4, False), (11, 3, False)]
-)
-def test_scores_that_no_saved_step_gets_are_told(
-  monkeypatch, tmp_path, capsys, steps, every, said
-):
-  monkeypatch.setattr(train_command, "_train", lambda *_: None)
-  Run(monkeypatch, tmp_path / "run").start(steps=steps, eval_every=every)
-  out = capsys.readouterr().out
-  assert ("by which to keep the best" in out) == said
-
-
 @pytest.fixture
 def long(whole, monkeypatch, tmp_path):
   """The undisturbed run with all of its steps."""
@@ -819,7 +693,7 @@ def long(whole, monkeypatch, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("step", tiers.some([0, 3, 6, 9, 12], 1, 3))
+@pytest.mark.parametrize("step", tiers.some([0, 6, 12], 1, 2))
 def test_a_run_goes_back_and_ends_as_it_did(whole, long, step):
   long.start(from_step=step, keep_checkpoints=99)
   assert long.all() == whole.all() and long.steps() == [0, 3, 6, 9, 12]
@@ -829,7 +703,7 @@ def test_a_run_goes_back_and_ends_as_it_did(whole, long, step):
     return
   (resume,) = [e for e in long.lines("events.jsonl") if e["event"] == "resume"]
   assert (resume["again"], resume["after"]) == (12 - step, "done")
-  left = stored.steps(aside / "checkpoints")
+  left = checkpoints.steps(aside / "checkpoints")
   assert left == [s for s in (3, 6, 9, 12) if s > step]
 
 
@@ -842,67 +716,7 @@ def test_a_run_can_go_another_way_from_there(long):
 
 def test_a_step_that_was_not_saved_is_not_gone_back_to(run):
   said = run.refused(from_step=7)
-  assert mentions(said, "--from_step=7 ... checkpoint 7 ... are: 6, 9, 12")
-
-
-def test_a_step_that_is_damaged_is_not_gone_back_to(run):
-  damage_step(run, 9)
-  said = run.refused(from_step=9)
-  assert mentions(said, "checkpoint 9 ... used ... no file was changed")
-  assert mentions(said, "there are also: 6, 12")
-  run.start()
-
-
-def test_a_step_that_the_lines_do_not_cover_is_not_gone_back_to(run):
-  cut_lines(run.dir / "metrics.jsonl", 8)
-  said = run.refused(from_step=9)
-  assert mentions(said, "checkpoint 9 ... no step 9 ... also: 6, 12")
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("moment", tiers.some(range(5), 1, 4))
-def test_going_back_that_is_killed_ends_the_same(
-  whole, long, monkeypatch, moment
-):
-  """At each call that changes a name, with the same command again."""
-  count, rename, replace = [0], pathlib.Path.rename, os.replace
-
-  def counted(inner):
-    def call(*args):
-      if count[0] == moment:
-        raise KeyboardInterrupt
-      count[0] += 1
-      return inner(*args)
-
-    return call
-
-  monkeypatch.setattr(pathlib.Path, "rename", counted(rename))
-  monkeypatch.setattr(os, "replace", counted(replace))
-  with pytest.raises(KeyboardInterrupt):
-    long.start(from_step=3, keep_checkpoints=99)
-  monkeypatch.setattr(pathlib.Path, "rename", rename)
-  monkeypatch.setattr(os, "replace", replace)
-  long.start(from_step=3, keep_checkpoints=99)
-  assert long.all() == whole.all()
-  aside = long.dir / "set_aside"
-  assert [p.name for p in aside.iterdir()] == ["1"]
-  assert stored.steps(aside / "1/checkpoints") == [6, 9, 12]
-
-
-def test_a_step_that_is_not_what_was_saved_ends_the_run(new, monkeypatch):
-  compare = stored.compare
-
-  def rots(where, *args):
-    if where.name == "6":
-      damage(where / "extra" / "metadata")
-    compare(where, *args)
-
-  monkeypatch.setattr(stored, "compare", rots)
-  said = new.stopped()
-  assert mentions(said, "checkpoint 6") and mentions(
-    said, "last good step is 3"
-  )
-  assert new.steps() == [0, 3, 6]  # nothing was deleted for it
+  assert mentions(said, "checkpoint 7 ... 6, 9, 12")
 
 
 @pytest.mark.ci
@@ -947,7 +761,7 @@ def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
   lose_folder(run)
   lost = run.refused(notify=notify)
   events_of = [(e["event"], e["step"], e.get("why")) for e in told()]
-  aside = run.dir / "damaged_checkpoints" / "6"
+  aside = run.dir / "set_aside/1"
   assert events_of[2][2].endswith(f"see {aside}")
   assert events_of == [
     ("start", 0, None),
@@ -960,11 +774,6 @@ def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
   assert [e["status"] for e in told() if e["event"] == "end"] == [74, 0, 2]
   assert {e["workdir"] for e in told()} == {str(run.dir)}
   assert all(e["host"] and e["pid"] == os.getpid() for e in told())
-
-
-def test_a_command_that_fails_costs_a_run_nothing(new, whole, tmp_path):
-  new.start(notify=f"{tmp_path}/none")
-  assert new.all() == whole.all()
 
 
 @pytest.mark.ci
@@ -994,26 +803,17 @@ def test_events_of_processes_stay_and_those_of_training_are_written_again(new):
 
 
 def test_another_machine_is_told(run, monkeypatch, capsys):
-  here = machine.here()
+  here = folder.here()
   assert folder.stored(run.dir, "machine") == here
   assert here["cpus"] == len(os.sched_getaffinity(0))
   assert here["devices"] == {jax.devices()[0].device_kind: len(jax.devices())}
-  monkeypatch.setattr(machine, "here", lambda: here | {"cpus": 96})
+  monkeypatch.setattr(folder, "here", lambda: here | {"cpus": 96})
   run.start(steps=13)
   said = f"not bit-identical from here: cpus {here['cpus']} -> 96"
   assert f"warning: {said}\n" in capsys.readouterr().out
   assert run.told("warning") == [(12, said)]
   run.start(steps=14)
   assert len(run.told("warning")) == 1  # the same as the last time
-
-
-@pytest.mark.parametrize("steps, said", [(2, True), (3, False)])
-def test_too_rare_checkpoints_are_told(
-  monkeypatch, tmp_path, capsys, steps, said
-):
-  Run(monkeypatch, tmp_path / "run").start(steps=steps)
-  out = capsys.readouterr().out
-  assert ("save_every = 3 is above run.steps = 2" in out) == said
 
 
 def test_a_config_that_is_gone_can_be_made_anew(run, monkeypatch, tmp_path):

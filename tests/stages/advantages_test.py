@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
+from messages import refuses
 from one_step import groups, resolved, short
 
 from brorl_jax.rl import advantages
@@ -68,11 +69,12 @@ def test_which_groups_are_kept(changes, want):
 
 
 def test_any_number_of_groups_is_one_program():
-  one = phase()
+  one, sizes = phase(), set()
   for count in (1, 4, 6):
     some = groups(REWARDS[:count])
     assert len(advantage_stage.informative(one, 6, some)) == count
-  assert one.keep._cache_size() == 1
+    sizes.add(one.keep._cache_size())
+  assert len(sizes) == 1
 
 
 @pytest.mark.parametrize("keep", ["differ", "solved"])
@@ -102,17 +104,6 @@ def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
   reward, _ = shaped(short(**how), wrong, active=True)
   assert len(np.unique(reward[0])) == len(np.unique(reward[1])) == 4
   assert informative(wrong, **how).tolist() == [False, False]
-
-
-@pytest.mark.parametrize("keep", ["differ", "solved"])
-def test_rollouts_that_were_cut_may_decide_nothing(keep):
-  cut = groups(
-    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]],
-    truncated=[[True, False, False, False]] * 3,
-  )
-  kept = lambda **how: informative(cut, keep=keep, **how)
-  assert kept().tolist() == [True] * 3
-  assert kept(mask_truncated=True).tolist() == [False, True, True]
 
 
 # The cosine of 2 of 4 tokens is halfway, that of 4 is the minimum.
@@ -221,18 +212,7 @@ def some_groups():
   )
 
 
-@pytest.mark.parametrize(
-  "advantage",
-  [
-    "tokens",
-    "trajectories",
-    "grpo",
-    "centered",
-    "leave_one_out",
-    "maxrl",
-    "pass_at_k",
-  ],
-)
+@pytest.mark.parametrize("advantage", ["tokens", "trajectories", "pass_at_k"])
 def test_each_advantage_is_its_function(advantage):
   some = some_groups()
   reward = jnp.asarray(some.scores.reward)
@@ -244,10 +224,6 @@ def test_each_advantage_is_its_function(advantage):
     "trajectories": lambda: advantages.whiten_by_batch(
       centered, jnp.ones_like(length), where
     ),
-    "grpo": lambda: advantages.normalize_by_group(centered),
-    "centered": lambda: centered,
-    "leave_one_out": lambda: centered * 4 / 3,
-    "maxrl": lambda: centered / reward.mean(axis=1, keepdims=True),
     # k = 2 of 4: 4 * (wrong - 1) / 3.
     "pass_at_k": lambda: (
       centered * jnp.maximum(4 / 3 * (3 - reward.sum(axis=1, keepdims=True)), 0)
@@ -298,9 +274,8 @@ def test_an_own_advantage_gives_nothing_to_what_does_not_count(tmp_path):
   mine = f"{tmp_path}/mine.py"
   got = stage(some, advantage=f"{mine}:raw", mask_truncated=True)
   np.testing.assert_array_equal(got.advantage, [[0.5, -0.5, 0.5, 0.0]])
-  with pytest.raises(FloatingPointError, match=r"endless'.* not finite") as e:
+  with refuses(FloatingPointError, "config.advantage.kind ... mine.py:endless"):
     stage(some, advantage=f"{mine}:endless")
-  assert "\n" not in str(e.value)
 
 
 # Prompts of 4, 2 and 4 rollouts of which one is right.

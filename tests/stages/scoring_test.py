@@ -9,6 +9,7 @@ import configured
 import jax
 import numpy as np
 import pytest
+from messages import refuses
 
 from brorl_jax import types
 from brorl_jax.model import tokenizer
@@ -183,7 +184,7 @@ def test_walls_are_tried_for_what_is_judged(monkeypatch):
 def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):
   level = jail.Level("inner", "no bwrap", "/p", "3.11", 7, "x86_64", None)
   monkeypatch.setattr(jail, "measure", lambda: level)
-  with pytest.raises(ValueError, match=r"no bwrap.*allow_inner=True.*threads"):
+  with pytest.raises(ValueError, match="allow_inner"):
     scoring._sandbox(["code"], False)
   monkeypatch.setattr(scoring.jail, "isolation_error", lambda: "")
   walls, (said,) = scoring._sandbox(["code"], True)
@@ -203,7 +204,7 @@ def test_programs_without_a_jail_are_refused_in_one_line(monkeypatch):
     raise scoring.jail.Failed("no jail for untrusted code here: install it")
 
   monkeypatch.setattr(scoring.jail, "require", require)
-  with pytest.raises(ValueError, match=r"^no jail .*: install it$"):
+  with refuses(ValueError, "no jail"):
     scoring._sandbox(["code"], False)
 
 

@@ -10,7 +10,6 @@ import configured
 import pytest
 from messages import mentions
 
-from brorl_jax.data import data_order as order
 from brorl_jax.data import dataset
 from brorl_jax.model import tokenizer
 from brorl_jax.stages.examples import TooLong
@@ -246,6 +245,11 @@ def test_a_bad_line_is_refused_or_counted(tmp_path):
   some = from_file(path, records, **{"data.skip_bad": True})
   assert mentions(some.log_lines[0], "left out 1 ... lines")
   assert "promt" in some.log_lines[1] and len(some.log_lines) == 3
+  for i in range(9):  # of which 5 are shown
+    records[i].setdefault("promt", records[i].pop("prompt", ""))
+  some = from_file(path, records, **{"data.skip_bad": True})
+  assert len(some.left_out) == 9 and len(some.log_lines) == 7
+  assert "sums.jsonl, line 9, field 'prompt'" in some.left_out[8]
 
 
 def test_long_prompts_of_files_are_refused_or_dropped(tmp_path):
@@ -273,40 +277,24 @@ def test_heldout_files_must_not_be_trained_on(tmp_path):
 
 def test_a_run_that_goes_on_needs_the_same_examples(tmp_path):
   path, records = tmp_path / "sums.jsonl", lines()
-  before = from_file(path, records).fingerprint
-  order.refuse_changes(before, from_file(path, records).fingerprint)
-  records[20]["prompt"] += " "
-  with pytest.raises(ValueError, match=r"data has changed.*gym was 5"):
-    order.refuse_changes(before, from_file(path, records).fingerprint)
-  made = examples().fingerprint
-  with pytest.raises(ValueError, match=r"(source gym|held out) was "):
-    order.refuse_changes(made, before)
-
-
-def test_other_heldout_examples_are_refused_too(tmp_path):
-  path, records = tmp_path / "sums.jsonl", lines()
   some = from_file(path, records)
-  held = some._heldout[0].id
-  (record,) = [r for r in records if r["id"] == held]
-  record["source"] = "elsewhere"
-  with pytest.raises(ValueError, match=r"data has changed.*held out"):
-    from_file(path, records).refuse_changes(some.fingerprint)
+  before, held = some.fingerprint, some._heldout[0].id
+  from_file(path, records).refuse_changes(before)
   some.refuse_changes(None)  # a run that begins
+  (record,) = [r for r in records if r["id"] == held]
+  for changed in (record, next(r for r in records if r["id"] != held)):
+    changed["prompt"] += " "
+    with pytest.raises(ValueError, match=r"gym was 5|held out was"):
+      from_file(path, records).refuse_changes(before)
+    changed["prompt"] = changed["prompt"][:-1]
+  with pytest.raises(ValueError, match=r"(source gym|held out) was "):
+    examples().refuse_changes(before)
 
 
 def test_a_domain_of_long_prompts_alone_is_refused(tmp_path):
   path = tmp_path / "sums.jsonl"
   with pytest.raises(TooLong, match=r"= 3: every gym prompt"):
     from_file(path, lines(), prompt_tokens=3, **{"data.skip_bad": True})
-
-
-def test_what_was_left_out_is_kept_word_for_word(tmp_path):
-  records = lines()
-  for i in range(9):
-    records[i]["promt"] = records[i].pop("prompt")
-  some = from_file(tmp_path / "a.jsonl", records, **{"data.skip_bad": True})
-  assert len(some.left_out) == 9 and len(some.log_lines) == 7
-  assert "a.jsonl, line 9, field 'prompt'" in some.left_out[8]
 
 
 def arithmetic(count=30):
@@ -333,6 +321,9 @@ def test_lines_of_any_form_are_trained_on(tmp_path):
   first = next(e for e in every if e.id == "sums/1")
   assert (first.question, first.entry) == ("0 + 1 = ?", {"answer": "1"})
   assert some.log_lines[1] == "unused columns: 'level', 'solution'"
+  many = [{**r, **{f"c{i}": 1 for i in range(50)}} for r in arithmetic()]
+  said = from_file(tmp_path / "many.jsonl", many, **OTHERS).log_lines[1]
+  assert said.endswith(", 'c19', ...") and len(said) < 200
   again = from_file(tmp_path / "sums.jsonl", arithmetic(), **OTHERS)
   again.refuse_changes(some.fingerprint)
   # A column may be what a reward looks at: it is part of the data.
@@ -343,14 +334,6 @@ def test_lines_of_any_form_are_trained_on(tmp_path):
     from_file(tmp_path / "sums.jsonl", records, **OTHERS).refuse_changes(
       some.fingerprint
     )
-
-
-def test_many_columns_are_not_all_told(tmp_path):
-  records = [{**r, **{f"c{i}": 1 for i in range(50)}} for r in arithmetic()]
-  some = from_file(tmp_path / "sums.jsonl", records, **OTHERS)
-  assert (
-    some.log_lines[1].endswith(", 'c19', ...") and len(some.log_lines[1]) < 200
-  )
 
 
 def test_training_and_heldout_files_of_one_name_are_told_apart(tmp_path):
@@ -387,11 +370,6 @@ def test_a_domain_that_is_none_is_refused(tmp_path, domain, says):
     from_file(tmp_path / "sums.jsonl", arithmetic(), **wrong)
   said = f"config.data.domain = {domain!r} is unknown; {says}"
   assert str(e.value).startswith(said)
-
-
-def test_a_long_line_without_an_id_is_no_puzzle(tmp_path):
-  with pytest.raises(TooLong, match=r"sums/1 has .* set config.data.skip_bad"):
-    from_file(tmp_path / "sums.jsonl", arithmetic(), prompt_tokens=3, **OTHERS)
 
 
 def test_what_the_config_adds_to_every_prompt(tmp_path):

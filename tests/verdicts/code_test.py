@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -103,17 +102,6 @@ def test_extraction_is_linear():
     assert time.process_time() - start < 5  # milliseconds; quadratic: hours
 
 
-def test_judge(jail):
-  entry = {"tests": SQUARE}
-  right = "<think>hm</think>\n```python\nprint(int(input()) ** 2)\n```"
-  assert code.verify_entry(right, entry, jail=jail) == Verdict(
-    "pass", 1.0, "", "print(int(input()) ** 2)\n"
-  )
-  assert code.verify_entry("9", entry, jail=jail) == Verdict(
-    "fail", 0.0, "no program", ""
-  )
-
-
 # Standard input and output.
 
 
@@ -122,6 +110,8 @@ def test_judge(jail):
   [
     ("print(int(input()) ** 2)", 1.0, ""),
     ("print(int(input()) ** 2, end='')", 1.0, ""),
+    ("print(int(input()) ** 2); exit(); print(1)", 1.0, ""),
+    ("print(int(input()) ** 2); quit(0); print(1)", 1.0, ""),
     ("print('\\n ', int(input()) ** 2, '\\t\\r\\n\\n')", 1.0, ""),
     ("n = int(input())\nprint(n * n if n else 7)", 0.667,
       "wrong answer: 2 of 3 pass"),
@@ -157,57 +147,46 @@ def test_stdio(jail, program, score, reason):
 
 COMPUTES = """
 import time
-n, end = int(input()), time.process_time() + 0.15
+n, end = int(input()), time.process_time() + 0.1
 while time.process_time() < end: pass
 print(n * n)
 """
 
 
-@pytest.mark.ci
 def test_a_test_has_its_time_and_all_have_theirs(jail):
-  tests = squares(10)  # 1.5 s
-  assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=9.0)[0] == "pass"
+  tests = squares(4)  # 0.4 s
+  assert outcome(COMPUTES, tests, jail, test_s=0.3, total_s=9.0)[0] == "pass"
   late = ("fail", 0.0, "time-out")
-  assert outcome(COMPUTES, tests, jail, test_s=0.1, total_s=9.0) == late
-  assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=1.0) == late
-  assert outcome(COMPUTES, squares(3), jail, test_s=0.5, total_s=1.0)[0] == (
-    "pass"
-  )
+  assert outcome(COMPUTES, tests, jail, test_s=0.05, total_s=9.0) == late
+  assert outcome(COMPUTES, tests, jail, test_s=0.3, total_s=0.2) == late
 
 
-@pytest.mark.parametrize("mode", tiers.some(["stdio", "call"], 1))
-def test_each_call_has_its_time(jail, mode):
+def test_each_call_has_its_time(jail):
   body = "\n  end = time.process_time() + 0.2 * (a == 3)"
   body += "\n  while time.process_time() < end: pass\n  return a + b"
-  program, tests = f"import time\ndef add(a, b):{body}", ADD
-  if mode == "stdio":
-    program += "\nprint(add(*map(int, input().split())))"
-    lines = [f"{a} {b}" for a, b in ADD["inputs"]]
-    tests = {"inputs": lines, "outputs": [*map(str, ADD["outputs"])]}
-  assert outcome(program, tests, jail, test_s=0.5)[0] == "pass"
-  assert outcome(program, tests, jail, test_s=0.1)[2] == "time-out"
+  program = f"import time\ndef add(a, b):{body}"
+  assert outcome(program, ADD, jail, test_s=0.5)[0] == "pass"
+  assert outcome(program, ADD, jail, test_s=0.1)[2] == "time-out"
 
 
 @pytest.mark.ci
 def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
-  slow = "import time; time.sleep(0.2); print(int(input()) ** 2)"
+  slow = "import time; time.sleep(0.1); print(int(input()) ** 2)"
   assert outcome(slow, SQUARE, jail, test_s=1.0)[0] == "pass"
-  long = slow.replace("0.2", "60")
-  assert outcome(long, SQUARE, jail, test_s=0.5) == ("fail", 0.0, "time-out")
+  long = slow.replace("0.1", "60")
+  assert outcome(long, SQUARE, jail, test_s=0.3) == ("fail", 0.0, "time-out")
   rivals = [
     subprocess.Popen(
       [sys.executable, "-c", "while True: pass"], start_new_session=True
     )
-    for _ in range(4 * len(os.sched_getaffinity(0)))
+    for _ in range(3 * len(os.sched_getaffinity(0)))
   ]
   try:
     begin = time.monotonic()
-    program = COMPUTES.replace("0.15", "0.5")
-    assert outcome(program, squares(2), jail, test_s=0.8, total_s=1.6)[0] == (
-      "pass"
-    )
-    if time.monotonic() - begin < 1.6:
-      pytest.skip("nobody had to wait for a CPU, so that this shows nothing")
+    program = COMPUTES.replace("0.1", "0.4")
+    assert outcome(program, squares(1), jail, test_s=0.8)[0] == "pass"
+    if time.monotonic() - begin < 0.8:
+      pytest.skip("no process waited for a CPU, so that this shows nothing")
   finally:
     for rival in rivals:
       rival.kill()
@@ -242,42 +221,30 @@ def test_a_wrong_program_costs_no_more_than_a_right_one(jail):
     assert counted.jobs == jobs, program
 
 
-@pytest.mark.ci
 def test_all_runs_of_a_program_share_its_time(jail):
-  program = DIRTY.format(condition="") + COMPUTES[COMPUTES.index("n, end") :]
-  program = "import time\n" + program.replace("n, end = int(input()),", "end =")
-  program = program.replace("0.15", "0.1").replace("\nprint(n * n)\n", "\n")
-  assert outcome(program, squares(5), jail, test_s=1.0)[0] == "pass"
-  # .5 s, one test again, and all again.
-  assert outcome(program, squares(5), jail, test_s=0.5, total_s=0.8)[2] == (
+  busy = "import time\nend = time.process_time() + 0.1\n"
+  busy += "while time.process_time() < end: pass\n"
+  program = busy + DIRTY.format(condition="")
+  assert outcome(program, squares(3), jail, test_s=1.0)[0] == "pass"
+  # .3 s, one test again, and all again.
+  assert outcome(program, squares(3), jail, test_s=0.5, total_s=0.55)[2] == (
     "time-out"
   )
 
 
-def test_what_ended_badly_is_not_decoded(monkeypatch):
-  frames = [zygote.Frame(0, 0, True, 0.0, b'["i", "1"]', b"")]
-  jail = Recorder(frames, "time-out")
-
-  def loads(data):
-    raise AssertionError("its score is 0")
-
-  monkeypatch.setattr(code.codec, "loads", loads)
-  assert outcome("pass", ADD, jail) == ("fail", 0.0, "time-out")
-
-
 def test_the_limit_of_an_example_is_its_own(jail):
-  response = f"```\n{COMPUTES}```"
-  entry = {"tests": squares(2)}
-  limits = Limits(test_s=0.1, total_s=0.2)
+  response = f"<think>hm</think>\n```\n{COMPUTES}```"
+  entry = {"tests": squares(1)}
   judge = functools.partial(
-    code.verify_entry, response, limits=limits, jail=jail
+    code.verify_entry, response, jail=jail, limits=Limits(0.05, 0.1)
   )
   assert judge(entry).reason == "time-out"
-  assert judge(entry | {"time_limit": 0.5}).status == "pass"
-  assert judge(entry | {"time_limit": 0.05}).reason == "time-out"
+  got = judge(entry | {"time_limit": 0.5})
+  assert got == Verdict("pass", 1.0, "", COMPUTES)
+  assert code.verify_entry("9", entry) == Verdict("fail", 0.0, "no program", "")
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
+@pytest.mark.parametrize("count", [1, 8, 17])
 def test_any_number_of_tests(jail, count):
   tests = squares(count)
   right = "print(int(input()) ** 2)"
@@ -302,45 +269,41 @@ print(n * n if visits == 1 {condition} else "dirty")
   "condition, status, score",
   [
     ("", "pass", 1.0),
-    ("and n != 4", "fail", 0.75),
+    # Alone only 4 fails. 2 was the first to fail after others and passes
+    # alone, so all are run again.
+    ("and n != 4", "fail", round(11 / 12, 3)),
     ("and n != 1", "fail", 0.083),
-    ("or n > 1", "pass", 1.0),
   ],
 )
 def test_a_test_does_not_fail_for_what_another_left(
   jail, condition, status, score
 ):
-  numbers = range(1, 13)
-  tests = {
-    "inputs": [f"{n}\n" for n in numbers],
-    "outputs": [f"{n * n}\n" for n in numbers],
-  }
   program = DIRTY.format(condition=condition)
-  if condition == "and n != 4":
-    # Alone only 4 fails. 2 was the first to fail after others and passes
-    # alone, so all are run again.
-    score = round(11 / 12, 3)
-  assert outcome(program, tests, jail)[:2] == (status, score)
+  assert outcome(program, squares(12), jail)[:2] == (status, score)
 
 
-def test_outputs_are_limited(jail):
-  loud = "print('9' * 3000)"
-  assert outcome(loud, SQUARE, jail, output_bytes=1000) == (
-    "fail",
-    0.0,
-    "too much output",
+def test_no_test_is_guessed_twice(jail):
+  """What tests leave behind for each other must not be a second try."""
+  program = (
+    "import builtins\nprint('YES' if hasattr(builtins, 'a') else 'NO')\n"
   )
-  some = "n = int(input())\nprint(n * n)\nif n == 3: print(' ' * 3000)"
-  assert outcome(some, SQUARE, jail, output_bytes=1000) == (
-    "fail",
-    0.667,
-    "too much output: 2 of 3 pass",
-  )
-  assert outcome("print('9' * 9000)", SQUARE, jail, result_bytes=5000) == (
-    "fail",
-    0.0,
-    "too much output",
-  )
+  program += "builtins.a = 1"
+  for outputs, score in (["NO", "YES"] * 3, 0.5), (["NO"] * 6, 1.0):
+    tests = {"inputs": [*"123456"], "outputs": outputs}
+    assert outcome(program, tests, jail)[1] == score
+
+
+@pytest.mark.parametrize(
+  "program, limits, score, reason",
+  [
+    ("print('9' * 3000)", {"output_bytes": 1000}, 0.0, "too much output"),
+    ("n = int(input())\nprint(n * n)\nif n == 3: print(' ' * 3000)",
+      {"output_bytes": 1000}, 0.667, "too much output: 2 of 3 pass"),
+    ("print('9' * 9000)", {"result_bytes": 5000}, 0.0, "too much output"),
+  ],
+)  # fmt: skip
+def test_outputs_are_limited(jail, program, limits, score, reason):
+  assert outcome(program, SQUARE, jail, **limits) == ("fail", score, reason)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +381,7 @@ def test_same_output_ignores_white_space_alone(a, b):
   ),
 )  # fmt: skip
 def test_calls(jail, program, score, reason):
-  got = outcome(program, ADD, jail, test_s=1.0 if "while" in program else 5.0)
+  got = outcome(program, ADD, jail, test_s=0.3 if "while" in program else 5.0)
   status = "pass" if score == 1.0 else "fail"
   if reason is None:
     assert got[:2] == (status, score) and got[2].startswith("runtime error: ")
@@ -653,7 +616,7 @@ def test_results_that_are_no_values(payload):
     ({"inputs": ["1"], "outputs": [1]}, "tests.outputs[0] is a int"),
     ({"inputs": ["1", 2], "outputs": ["1", "1"]}, "tests.inputs[1] is a int"),
     ({"inputs": ["1"], "outputs": [" \n"]}, "only empty outputs"),
-    ({"inputs": ["1"], "outputs": ["\ud800"]}, "lone surrogate"),
+    ({"inputs": ["1"], "outputs": ["\ud800"]}, "surrogates not allowed"),
     ({"inputs": ["a" * (9 << 20)], "outputs": ["1"]}, "use at most 8388608"),
     ({"inputs": ["1"] * 10_001, "outputs": ["1"] * 10_001}, "10001 inputs"),
     ({"inputs": ["1"], "outputs": ["1"], "fn": "f"}, "unknown field 'fn'"),
@@ -672,51 +635,17 @@ def test_results_that_are_no_values(payload):
     ({"check": "def check(c", "fn_name": "f"}, "is not Python"),
     ({"check": 3, "fn_name": "f"}, "tests.check is a int"),
     ({"check": "def check(c): 0", "fn_name": "f", "inputs": []}, "keep one"),
+    ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
+      "inputs[2] equals inputs[0]"),
+    ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
+      "inputs[1] equals inputs[0]"),
+    ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "'def'"),
   ],
-)
+)  # fmt: skip
 def test_malformed_tests_are_refused_in_one_line(tests, named):
   with pytest.raises(ValueError) as error:
     code.parse_tests(tests)
-  assert named in str(error.value)
-  assert "\n" not in str(error.value)
-
-
-def test_tests_that_can_be_used():
-  for tests in (SQUARE, ADD, {"check": CHECK, "fn_name": "add"}):
-    code.parse_tests(tests)
-  code.parse_tests({**SQUARE, "fn_name": None})
-  code.parse_tests({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
-  # Not unpickled, not unpacked: text like any other.
-  code.parse_tests({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
-  code.parse_tests({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
-
-
-GUESSES = {"inputs": [f"{i}\n" for i in range(5)]}
-_REMEMBERS = """
-import builtins
-print("YES" if hasattr(builtins, "seen") else "NO")
-builtins.seen = 1
-"""
-
-
-def test_no_test_is_guessed_twice(jail):
-  """What tests leave behind for each other must not be a second try."""
-  mixed = GUESSES | {"outputs": ["NO", "YES", "NO", "YES", "NO"]}
-  status, score, _ = outcome(_REMEMBERS, mixed, jail)
-  assert (status, score) == ("fail", 0.6)  # of processes of their own: all NO
-
-
-def test_a_program_that_remembers_is_judged_in_processes_of_its_own(jail):
-  status, score, _ = outcome(
-    _REMEMBERS, GUESSES | {"outputs": ["NO"] * 5}, jail
-  )
-  assert (status, score) == ("pass", 1.0)
-
-
-@pytest.mark.parametrize("leave", ["exit()", "quit()", "exit(0)"])
-def test_programs_may_leave_as_in_an_interpreter(jail, leave):
-  program = f"print(int(input()) ** 2); {leave}; print(1)"
-  assert outcome(program, SQUARE, jail)[0] == "pass"
+  assert named in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -734,61 +663,28 @@ def test_outputs_may_be_as_long_as_they_must(jail):
   assert outcome(program, tests, jail)[0] == "pass"
 
 
-def test_a_value_of_sets_in_sets_is_read_at_once(jail):
+@pytest.mark.parametrize(
+  "tests",
+  [
+    # On standard input: inputs and outputs of up to 8 tests, and the pipe that
+    # says that one ended.
+    {"inputs": ["", ""], "outputs": ["5", "5"]},
+    {"inputs": [""], "outputs": ["3"]},
+    # Under a check: two pipes.
+    {"check": "def check(f):\n  assert f() == 2", "fn_name": "held"},
+  ],
+)
+def test_a_program_holds_only_its_descriptors(jail, tests):
   program = """
-def f(n):
-  s = frozenset(range(100_000))
-  for _ in range(48):
-    s = frozenset([s])
-  return s
-"""
-  tests = {"inputs": [[1], [2]], "outputs": [1, 2], "fn_name": "f"}
-  start = time.monotonic()
-  assert outcome(program, tests, jail)[0] == "fail"
-  assert time.monotonic() - start < 20.0  # it took 49 s; now .1
-
-
-_OPEN = """
 import fcntl
-def descriptors():
-  found = []
+def held():
+  found = 0
   for fd in range(3, 256):
     try:
-      fcntl.fcntl(fd, fcntl.F_GETFD)
-      found.append(fd)
+      found += fcntl.fcntl(fd, fcntl.F_GETFD) >= 0
     except OSError:
       pass
   return found
 """
-
-
-def test_a_program_on_standard_input_holds_no_results(jail):
-  """Inputs and outputs of up to 8 tests, and where it tells that it ended."""
-  tests = {"inputs": ["", ""], "outputs": ["5", "5"]}
-  program = _OPEN + "print(len(descriptors()))"
+  program += "print(held())\n" * ("inputs" in tests)
   assert outcome(program, tests, jail)[0] == "pass"
-  one = {"inputs": [""], "outputs": ["3"]}
-  assert outcome(program, one, jail)[0] == "pass"
-
-
-def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
-  tests = {
-    "check": "def check(candidate):\n  assert len(candidate()) == 2",
-    "fn_name": "descriptors",
-  }
-  assert outcome(_OPEN, tests, jail)[0] == "pass"
-
-
-@pytest.mark.parametrize(
-  "tests, says",
-  [
-    ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
-      "inputs[2] equals "),
-    ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
-      "inputs[1] equals"),
-    ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "a Python name"),
-  ],
-)  # fmt: skip
-def test_tests_that_nothing_can_pass_are_refused(tests, says):
-  with pytest.raises(ValueError, match=re.escape(says)):
-    code.parse_tests(tests)

@@ -58,13 +58,12 @@ def refused(name):
   return text
 
 
-def test_a_name_of_the_table():
+def test_a_name_of_the_table_or_of_a_package():
   assert own.find("gspo", TABLE, what="x") == (2, "")
-
-
-def test_a_function_of_a_package():
   found = own.find("os.path:join", TABLE, what="x")
   assert found.value("a", "b") == "a/b" and len(found.digest) == 32
+  assert mentions(refused("gpso"), "'gpso' ... ppo, gspo ... gspo?")
+  assert mentions(refused("no_such_module:f"), "ModuleNotFoundError")
 
 
 def test_a_function_of_a_file_with_a_neighbour(tmp_path):
@@ -88,13 +87,6 @@ def test_a_file_may_define_a_dataclass(tmp_path):
   assert own.find(f"{file}:A", TABLE, what="x").value().x == 1
 
 
-def test_a_misspelt_name_gets_the_near_match():
-  assert mentions(
-    refused("gpso"), "'gpso' ... ppo, gspo ... did you mean gspo?"
-  )
-  assert mentions(refused("xyzzy"), "'file.py:function'")
-
-
 def test_what_is_wrong_with_a_file_is_one_line_with_its_place(tmp_path):
   file = tmp_path / "mine.py"
   assert mentions(refused(f"{file}:f"), "mine.py does not exist")
@@ -111,13 +103,6 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(tmp_path):
   assert "SyntaxError: invalid syntax" in refused(f"{bad}:f")
   missing = tmp_path / "mien.py"
   assert mentions(refused(f"{missing}:f"), "did you mean mine.py")
-
-
-def test_what_is_wrong_with_a_package_is_one_line():
-  assert mentions(
-    refused("no_such_module:f"), "no_such_module ... ModuleNotFoundError"
-  )
-  assert mentions(refused("a b:f"), "'a b' ... module")
 
 
 # The form of a function, and what it returns; in this process.
@@ -165,19 +150,13 @@ def test_parameters_are_told_by_their_names(file, signature, got):
 @pytest.mark.parametrize(
   "text, why",
   [
-    (
-      "def score(answer): ...",
-      r"takes \(answer\); use \(response, example, st",
-    ),
-    ("def score(): ...", r"takes \(\); use"),
-    ("def score(response, gold): ...", "has parameter gold; use"),
-    ("async def score(response): ...", "asyncio.run"),
-    ("score = int", "has no readable signature|takes"),
-    (
-      "def scores(response): ...",
-      "has no function 'score'; did you mean scores",
-    ),
-    ("score = 1", "no function 'score'"),
+    ("def score(answer): ...", "(answer)"),
+    ("def score(): ...", "()"),
+    ("def score(response, gold): ...", "gold"),
+    ("async def score(response): ...", "async"),
+    ("score = int", "takes"),
+    ("def scores(response): ...", "'score' ... scores"),
+    ("score = 1", "'score'"),
     ("import absent_xyz", "line 1: ModuleNotFoundError"),
     ("raise SystemExit(2)", "line 1: SystemExit: 2"),
     ("x = (", "SyntaxError"),
@@ -185,10 +164,11 @@ def test_parameters_are_told_by_their_names(file, signature, got):
 )
 def test_what_is_no_reward_is_refused(file, text, why):
   name = f"{file(text)}:score"
-  with pytest.raises(ValueError, match=why) as error:
+  with pytest.raises(ValueError) as error:
     own.load(name)
-  assert "\n" not in str(error.value)
-  assert "config.reward.verifier = 'mine.py:score'" in str(error.value)
+  message = str(error.value)
+  assert "\n" not in message and mentions(message, why)
+  assert "config.reward.verifier = 'mine.py:score'" in message
 
 
 class Scalar:
@@ -266,41 +246,19 @@ def test_a_verdict_is_taken_as_it_is():
 @pytest.mark.parametrize(
   "value, why",
   [
-    ([1.0], "1 values ... 2 responses"),
-    ([1.0] * 3, "3 values ... 2 responses"),
-    (1.0, "1.0 ... of 2"),
-    ("11", "'11' ... of 2"),
-    (None, "None ... of 2"),
-    ({"a": 1, "b": 2}, "list of 2"),
+    ([1.0], "1 values ... 2 responses"), ([1.0] * 3, "3 values ... 2"),
+    (1.0, "1.0 ... of 2"), ("11", "'11' ... of 2"), (None, "None ... of 2"),
+    ({"a": 1, "b": 2}, "list of 2"), ((1.0, 0.0), ""),
+    (np.array([1.0, 0.0]), ""), (iter([1, 0]), ""),
   ],
-)
+)  # fmt: skip
 def test_a_group_needs_a_value_for_each_response(value, why):
   found = verdicts(constant(value, whole=True), ["8", "9"])
+  if not why:
+    assert [(v.score, v.answer) for v in found] == [(1.0, "8"), (0.0, "9")]
+    return
   assert [one.status for one in found] == ["invalid"] * 2
   assert all(mentions(one.reason, why) for one in found)
-
-
-@pytest.mark.parametrize(
-  "value", [(1.0, 0.0), np.array([1.0, 0.0]), iter([1, 0]), [True, False]]
-)
-def test_a_group_may_be_any_list(value):
-  found = verdicts(constant(value, whole=True), ["8", "9"])
-  assert [(one.score, one.answer) for one in found] == [(1.0, "8"), (0.0, "9")]
-
-
-def test_the_line_that_raised_is_told(file):
-  file(
-    "import json\n"
-    "def inner(text):\n"
-    "  return json.loads(text)\n"
-    "def score(response):\n"
-    "  return inner(response)\n"
-  )
-  good, bad = verdicts(own.load("mine.py:score"), ["1", "{\n"])
-  assert good.status == "pass"
-  assert mentions(
-    bad.reason, "mine.py:score, line 3: JSONDecodeError ... reward"
-  )
 
 
 def test_what_a_call_does_to_its_example_is_not_seen_by_the_next(file):
@@ -446,9 +404,8 @@ def test_hangs_now_and_then_do_not_end_a_run(file, monkeypatch):
     "  time.sleep(600 * (int(response) % 2))\n"
     "  return 1\n"
   )
-  said = [str(i) for i in range(6)]
-  found = judged(["mine.py:score"], said, timeout_s=0.3)
-  assert [one.status for one in found] == ["pass", "invalid"] * 3
+  found = judged(["mine.py:score"], [*"0123456"], timeout_s=0.2)
+  assert [v.status for v in found] == ["pass", "invalid"] * 3 + ["pass"]
 
 
 def alive(pid):
@@ -599,28 +556,13 @@ def test_several_are_added(file):
   assert found.status == "invalid" and "mine.py:right, line 3" in found.reason
 
 
-@pytest.mark.parametrize(
-  "changes, why",
-  [
-    (
-      {"names": ["mine.py:absent"]},
-      "config.reward.verifier = 'mine.py:absent'",
-    ),
-    ({"names": ["no.py:f"]}, "no.py does not exist"),
-    ({"names": []}, r"config.reward.verifier = \[\]: name each"),
-    ({"names": ["mine.py:f", "mine.py:f"]}, "name each function once"),
-    ({"timeout_s": 0.0}, "config.reward.timeout_s = 0.0; use seconds > 0"),
-    ({"timeout_s": float("inf")}, "config.reward.timeout_s = inf"),
-  ],
-)
-def test_what_cannot_be_a_reward_is_refused_before_anything_is_judged(
-  file, changes, why
-):
+def test_what_cannot_be_a_reward_is_refused_before_anything_is_judged(file):
   file("def f(response):\n  return 1\n")
-  names = changes.pop("names", ["mine.py:f"])
-  with pytest.raises(ValueError, match=why) as error:
-    own.Rewards(names, workers=1, **changes)
-  assert "\n" not in str(error.value)
+  for name, why in ("mine.py:absent", "'absent'"), ("no.py:f", "not exist"):
+    with pytest.raises(ValueError) as error:
+      own.Rewards([name], workers=1)
+    assert "\n" not in str(error.value)
+    assert mentions(str(error.value), f"config.reward.verifier ... {why}")
 
 
 @pytest.mark.parametrize(
@@ -667,18 +609,6 @@ def test_closing_ends_what_is_being_judged(file):
   assert [one.verdict.status for one in found] == ["invalid"] * 2
 
 
-@pytest.mark.ci
-def test_our_verifiers_can_be_called_from_a_reward(file):
-  file(
-    "from brorl_jax.verdicts import math\n"
-    "def score(response, example):\n"
-    "  return math.verify(response, example['answer']).reward\n"
-  )
-  said = [r"\boxed{\sqrt{8}}", r"\boxed{3}"]
-  found = judged(["mine.py:score"], said, columns={"answer": r"2\sqrt{2}"})
-  assert [one.score for one in found] == [1.0, 0.0], found
-
-
 # Data.
 
 
@@ -698,12 +628,3 @@ def test_lines_of_any_columns_are_examples(tmp_path):
   for one, line in zip(found, lines, strict=True):
     assert one.entry == {} and one.question == line["prompt"]
     assert one.columns == {k: v for k, v in line.items() if k != "prompt"}
-
-
-def test_renamed_columns_are_there_under_both_names(tmp_path):
-  path = tmp_path / "a.jsonl"
-  path.write_text('{"question": "a?", "gold": "8"}\n')
-  form = Form({"prompt": "question"}, sole=own.DOMAIN)
-  (found,) = dataset.read(str(path), form=form, domains={}).examples
-  assert found.question == "a?"
-  assert found.columns == {"question": "a?", "gold": "8"}

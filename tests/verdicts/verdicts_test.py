@@ -10,16 +10,13 @@ import pytest
 import tiers
 from messages import refuses
 
-from brorl_jax import types
 from brorl_jax.configs import base
-from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import DEFAULTS, MADE
 from brorl_jax.verdicts.domains import DOMAINS, OWN, verify
 from brorl_jax.verdicts.pool import Job, Pool
 from brorl_jax.verdicts.sandbox import jail
 from brorl_jax.verdicts.sandbox.jail import Jail
-from brorl_jax.verdicts.sandbox.protocol import Limits
 
 VERIFIERS = {name: domain.verify for name, domain in DOMAINS.items()}
 PUZZLE = gym.puzzle(gym.Family("gcd"), "train", 0, seed=0).entry
@@ -68,36 +65,6 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
   assert wrong.verdict.status == "fail", wrong
   share = 0.5 if domain == "code" else wrong.verdict.score
   assert right.verdict.score == 1.0 and wrong.verdict.score == share < 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "endless", [20, pytest.param(512, marks=pytest.mark.slow)]
-)
-def test_endless_programs_cost_the_right_ones_nothing(endless):
-  """However many there are, and however long the queue: none is invalid."""
-  if jail.measure().name == "none":
-    pytest.skip(jail.measure().reason)
-  entry = {"tests": {"inputs": ["3\n", "4\n"], "outputs": ["9\n", "16\n"]}}
-  loops = ("while True: pass", "import time; time.sleep(600)")
-  jobs = [
-    Job("code", f"```\n{loops[i % 2]}  # {i}\n```", entry)
-    for i in range(endless)
-  ]
-  jobs += [
-    Job("code", f"```\nprint(int(input()) ** 2)  # {i}\n```", entry)
-    for i in range(20)
-  ]
-  limits = Limits(test_s=0.2, total_s=2.0)
-  inner = functools.partial(Jail, allow_inner=True, limits=limits)
-  with Pool(VERIFIERS, workers=2, deadline_s=20.0, jail=inner) as pool:
-    judged = pool.score(jobs)
-    assert not pool.replaced()
-  assert {one.verdict.reason for one in judged[:endless]} == {"time-out"}
-  assert all(one.verdict.status == "pass" for one in judged[endless:])
-  dynamic_sampling.check_invalid(
-    [types.ScoredResponse("code", *one) for one in judged]
-  )
 
 
 def test_only_the_extra_brings_the_puzzles_and_their_compiler():

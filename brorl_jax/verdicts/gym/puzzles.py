@@ -228,12 +228,13 @@ def _dataset(family: Family) -> Any:
     raise ValueError(
       f"{_describe(family)} is not valid: {_one_line(error)}"
     ) from error
-  for (name, key), (largest, why) in tables.LARGEST.items():
-    if name == family.name and getattr(dataset.config, key) > largest:
-      raise ValueError(
-        f"family {name!r}: setting {key} = {getattr(dataset.config, key)} is"
-        f" too large ({why}); set it to at most {largest}"
-      )
+  complexity = getattr(dataset.config, "max_complexity", 0)
+  if complexity > tables.MAX_COMPLEXITY:
+    raise ValueError(
+      f"family {family.name!r}: setting max_complexity = {complexity} is too"
+      " large (one puzzle may take over 10 s); set it to at most"
+      f" {tables.MAX_COMPLEXITY}"
+    )
   return dataset
 
 

@@ -117,12 +117,9 @@ REFUSED: Mapping[str, str] = {
   "word_ladder": f"{_HASH}, and its scorer knows words of four letters only",
 }
 
-# (task, setting) -> largest value and reason. Of 2,000 number sequences with
-# complexity 3, the library's default, two took over 10 s. With complexity 2 the
-# slowest took 50 ms.
-LARGEST: Mapping[tuple[str, str], tuple[int, str]] = {
-  ("number_sequence", "max_complexity"): (2, "one puzzle may take over 10 s"),
-}
+# Of 2,000 number sequences with complexity 3, the library's default, two took
+# over 10 s. With complexity 2 the slowest took 50 ms.
+MAX_COMPLEXITY = 2
 
 
 def refuse(name: str, *, drawn: bool) -> None:

@@ -1,17 +1,8 @@
-"""Checkers from the library if-verifiable (0.1.2).
+"""Checkers from the library if-verifiable (0.1.2), `brorl_jax[if]`.
 
-For kinds of instruction that are not built in: the language of the response,
-and the 58 kinds of IFBench (https://arxiv.org/abs/2507.02833).
-
-    pip install "brorl_jax[if]"
-
-The interface of the library needs the package datasets (250 MB) only to
-download benchmarks. The checkers also work without it:
-
-    pip install --no-deps if-verifiable
-    pip install emoji immutabledict langdetect nltk syllapy
-
-A few kinds also need data of nltk; `check` raises for those.
+Its interface needs the package datasets (250 MB) only to download benchmarks:
+pip install --no-deps if-verifiable; pip install emoji immutabledict langdetect
+nltk syllapy. A few kinds also need data of nltk; `check` raises for those.
 """
 
 from __future__ import annotations
@@ -30,6 +21,8 @@ from typing import Any
 MAX_RESPONSE = 100_000
 INSTALL = 'pip install "brorl_jax[if]"'
 
+# The language of the response, and the 58 kinds of IFBench
+# (https://arxiv.org/abs/2507.02833).
 KINDS = frozenset(
   """
   language:response_language count:conjunctions count:keywords_multiple
@@ -96,13 +89,23 @@ def check(kind: str, kwargs: Mapping[str, Any]) -> None:
     ValueError: The kind or an argument is wrong.
     ImportError: The library is not installed.
   """
+  where = f"instruction {kind!r}"
   try:
     checker = _checker(kind)
   except LookupError as error:
-    raise ValueError(f"instruction {kind!r}: {error.args[0]}") from error
+    raise ValueError(f"{where}: {error.args[0]}") from error
   except ImportError as error:  # not an error of the example
-    raise ImportError(f"instruction {kind!r}: {error}") from error
-  _check_names(kind, kwargs, checker)
+    raise ImportError(f"{where}: {error}") from error
+  parameters = inspect.signature(checker.build_description).parameters.values()
+  wanted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+  for name in sorted(kwargs.keys() - wanted):
+    raise ValueError(
+      f"{where}: kwarg {name} = {kwargs[name]!r} is unknown;"
+      f" use {', '.join(wanted) or 'none'}"
+    )
+  for name in wanted:
+    if name not in kwargs:  # the library would choose one at random
+      raise ValueError(f"{where}: kwarg {name} is missing; add it")
   state = random.getstate()
   try:
     checker.build_description(**kwargs)
@@ -111,32 +114,12 @@ def check(kind: str, kwargs: Mapping[str, Any]) -> None:
       raise ValueError("the library would replace an argument at random")
     checker.check_following(_PROBE)
   except Exception as error:
+    fault = f"kwargs = {dict(kwargs)!r}: {type(error).__name__} {error}"
     if type(error) is LookupError:
-      raise ValueError(
-        f"instruction {kind!r} needs data of nltk; {_NLTK_DATA}"
-      ) from error
-    raise ValueError(
-      f"instruction {kind!r}: kwargs = {dict(kwargs)!r} are not valid:"
-      f" {type(error).__name__} {error}".replace("\n", " ")
-    ) from error
+      fault = f"data of nltk is missing; {_NLTK_DATA}"
+    raise ValueError(f"{where}: {fault}".replace("\n", " ")) from error
   finally:
     random.setstate(state)
-
-
-def _check_names(kind: str, kwargs: Mapping[str, Any], checker: Any) -> None:
-  parameters = inspect.signature(checker.build_description).parameters.values()
-  wanted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-  where = f"instruction {kind!r}"
-  for name, value in kwargs.items():
-    if name not in wanted:
-      raise ValueError(
-        f"{where}: kwarg {name} = {value!r} is unknown;"
-        f" use {', '.join(wanted) or 'none'}"
-      )
-  missing = [name for name in wanted if name not in kwargs]
-  if missing:
-    # The library would choose one at random.
-    raise ValueError(f"{where}: kwarg {missing[0]} is missing; add it")
 
 
 def _checker(kind: str) -> Any:
@@ -170,7 +153,7 @@ def _registry() -> dict[str, Any]:
 
 
 def _skip_package_init(name: str) -> None:
-  # Registers the package without running its __init__, which imports datasets.
+  """Registers a package without its __init__, which imports datasets."""
   if name in sys.modules:
     return
   spec = importlib.util.find_spec(name)

@@ -1,19 +1,4 @@
-r"""The domain of science: multiple choice and short answers.
-
-    verify(r"... so \boxed{B}", "B", choices=["ribosome", "nucleus"])
-    verify("The answer is 3.0e8 m/s.", r"3.00 \times 10^8 m/s")
-
-The answer is the first of these that exists after the last "</think>":
-
-1. the last complete \boxed{...};
-2. the last <answer>...</answer>;
-3. the rest of the line after the last "answer:" or "answer is", or "correct
-   option is", "right choice:" and the like, in any case; the next line that is
-   not blank if the rest is. Not after a "not", as in "not the right choice:".
-
-What stands there must be the answer and nothing else, apart from punctuation
-and formatting: "B or C", "B, because..." and "A B C D" fail.
-"""
+"""The domain of science: multiple choice and short answers."""
 
 from __future__ import annotations
 
@@ -74,13 +59,19 @@ def verify(
 ) -> Verdict:
   r"""Scores a response by the reference answer.
 
-  With choices, the response must give the right letter, "B", "b", "(B)", "B)",
-  "option B" or "\text{B}"; or the right letter and that choice's text, "B.
-  nucleus"; or the text alone. Texts are compared by `wording`.
+    verify(r"... so \boxed{B}", "B", choices=["ribosome", "nucleus"])
+    verify("The answer is 3.0e8 m/s.", r"3.00 \times 10^8 m/s")
+
+  The answer (see `find`) must be the answer and nothing else, apart from
+  punctuation and formatting: "B or C", "B, because..." and "A B C D" fail.
+
+  With choices, it must give the right letter, "B", "b", "(B)", "B)", "option B"
+  or "\text{B}"; or the right letter and that choice's text, "B. nucleus"; or
+  the text alone. Texts are compared by `wording`.
 
   Without, what is equal:
     words and formulae by spelling, as `wording.key` says
-    a number with a unit, as `quantities` says: rounding is allowed for a
+    a number with a unit, as `quantities.same` says: rounding is allowed for a
       measurement, another unit is not
     a letter, in its case, as with choices
     an expression by `math.verify`, if the right answer is one
@@ -103,7 +94,11 @@ def verify(
   if fail := overlong(given, MAX_ANSWER):
     return fail
   if choices is not None:
-    _check_letter(answer, choices)
+    letters = LETTERS[: len(choices)]
+    if len(answer) != 1 or answer not in letters:
+      raise ValueError(
+        f"answer = {answer!r}; with {len(choices)} choices use one of {letters}"
+      )
     letter, fault = _read_choice(given, choices)
     wrong = "" if letter == answer else "wrong answer"
     return judged(fault or wrong, given)
@@ -113,7 +108,17 @@ def verify(
 
 
 def find(response: str) -> str | None:
-  """The text of the answer, or None if there is none; see the module."""
+  r"""The text of the answer, or None if there is none.
+
+  It is the first of these that exists after the last "</think>":
+
+  1. the last complete \boxed{...};
+  2. the last <answer>...</answer>;
+  3. the rest of the line after the last "answer:" or "answer is", or "correct
+     option is", "right choice:" and the like, in any case; the next line that
+     is not blank if the rest is. Not after a "not", as in "not the right
+     choice:".
+  """
   tail = response.rpartition("</think>")[2]
   if "<think>" in tail:
     return None  # still thinking
@@ -124,10 +129,8 @@ def find(response: str) -> str | None:
   for spoken in _SPOKEN.finditer(tail):
     before = tail[max(0, spoken.start() - _MAX_DENIAL) : spoken.start()]
     if not _DENIED.search(before):
-      line = spoken[1]
-  return (
-    None if line is None else line.strip("*_ ").removesuffix(".").strip("*_ ")
-  )
+      line = spoken[1].strip("*_ ").removesuffix(".").strip("*_ ")
+  return line
 
 
 def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
@@ -155,10 +158,9 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
     _check_choices(choices)
     letter, fault = _read_choice(bare, choices)
     if letter is None:
-      letters = f"{LETTERS[0]} to {LETTERS[len(choices) - 1]}"
       raise ValueError(
-        f"answer = {answer[:MAX_GOLD]!r}: {fault}; use one of {letters} or the"
-        " text of a choice"
+        f"answer = {answer[:MAX_GOLD]!r}: {fault}; use one of A to"
+        f" {LETTERS[len(choices) - 1]} or the text of a choice"
       )
     return letter
   if len(bare) > MAX_GOLD:
@@ -166,12 +168,10 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
       f"answer has {len(bare)} characters, more than {MAX_GOLD}: a sentence"
       " cannot be compared by spelling; drop the line"
     )
-  if hedge := _HEDGES.search(wording.plain(bare)):
-    raise ValueError(
-      f"answer = {bare!r} is ambiguous ({hedge[0]!r}); drop the line"
-    )
-  if not wording.key(bare):
-    raise ValueError(f"answer = {bare!r} has no content; drop the line")
+  hedge = _HEDGES.search(wording.plain(bare))
+  if hedge or not wording.key(bare):
+    fault = f"is ambiguous ({hedge[0]!r})" if hedge else "has no content"
+    raise ValueError(f"answer = {bare!r} {fault}; drop the line")
   return bare
 
 
@@ -237,13 +237,11 @@ def _check_choices(choices: Sequence[str]) -> None:
   for letter, choice in zip(LETTERS, choices, strict=False):
     if not isinstance(choice, str) or not choice.strip():
       raise ValueError(f"choice {letter} = {choice!r}; write its text")
-    key = wording.key(choice)
-    if key in seen:
+    same = seen.setdefault(wording.key(choice), letter)
+    if same != letter:
       raise ValueError(
-        f"choices {seen[key]} and {letter} are both {choice!r}; drop the"
-        " question"
+        f"choices {same} and {letter} are both {choice!r}; drop the question"
       )
-    seen[key] = letter
     alone = _LETTER.fullmatch(wording.unwrapped(choice))
     others = LETTERS[: len(choices)].replace(letter, "")
     if alone and alone[1].upper() in others:
@@ -251,14 +249,6 @@ def _check_choices(choices: Sequence[str]) -> None:
         f"choice {letter} = {choice!r} is the letter of another choice; drop"
         " the question"
       )
-
-
-def _check_letter(answer: str, choices: Sequence[str]) -> None:
-  if len(answer) != 1 or answer not in LETTERS[: len(choices)]:
-    raise ValueError(
-      f"answer = {answer!r}; with {len(choices)} choices use one of"
-      f" {LETTERS[: len(choices)]}"
-    )
 
 
 def _is_expression(answer: str) -> bool:

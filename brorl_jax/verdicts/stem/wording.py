@@ -1,17 +1,12 @@
-r"""Compares short answers in words, formulae or symbols by spelling.
+"""Compares short answers in words, formulae or symbols by spelling."""
 
-    key(r"The $\beta$-carotene.") == key("beta carotene")
-    key(r"SO_4^{2-}") == key("SO₄²⁻")
-    key("CO") != key("Co")
-
-By spelling alone: no synonyms, no plurals, no rounding. Linear time for texts
-of the length that `stem` accepts.
-"""
-
+# ruff: noqa: RUF001 (look-alikes are what this is about)
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
+from collections.abc import Iterator
 
 _GREEK = dict(
   zip(
@@ -22,12 +17,17 @@ _GREEK = dict(
   )
 )
 _GREEK |= {name.capitalize(): c.upper() for name, c in _GREEK.items()}
-_VARIANTS = dict(zip("ϵϑϕϱς", "εθφρσ", strict=True))
 _GREEK_NAME = {c: name for name, c in _GREEK.items()}
+_TYPED = {
+  **dict(zip("ϵϑϕϱς", "εθφρσ", strict=True)),
+  **dict.fromkeys("‐‑‒–—−", "-"),
+  **dict.fromkeys("’‘′", "'"),
+}
+_DASHES = str.maketrans("−⁄", "-/")
 _COMMANDS = {
   **_GREEK,
   **{f"var{name}": _GREEK[name] for name in ("epsilon", "theta", "phi", "rho")},
-  **{"times": "×", "cdot": "·", "pm": "±", "degree": "°", "circ": "°"},  # noqa: RUF001
+  **{"times": "×", "cdot": "·", "pm": "±", "degree": "°", "circ": "°"},
   **{"leq": "≤", "le": "≤", "geq": "≥", "ge": "≥", "neq": "≠", "ne": "≠"},
   **{"approx": "≈", "sim": "~", "infty": "∞", "rightarrow": "→", "to": "→"},
   **{"AA": "Å", "angstrom": "Å", "ohm": "Ω", "hbar": "ħ", "ell": "l"},
@@ -38,14 +38,14 @@ _WRAPPER = re.compile(
   r"|mbox|ce|rm|bf|boxed)\s*\{([^{}]*)\}"
 )
 _MAX_NESTED = 8
+_AROUND = ('""', "''", "“”", "``", "()", "[]", "{}")
 _HYBRID = re.compile(r"sp\^?[23](?:d\^?\d?)?")
 # Between words; not a minus before a function.
 _FUNCTIONS = "sin|cos|tan|sec|csc|cot|log|ln|exp|sqrt|arc|lim|max|min|det"
 _HYPHEN = re.compile(
   rf"(?<=[^\W\d_]{{3}})-(?!{_FUNCTIONS})(?=\w\w)"
-  rf"|(?<=[α-ωΑ-Ω])-(?!{_FUNCTIONS})(?=[^\W\d_]{{3}})"  # noqa: RUF001
+  rf"|(?<=[α-ωΑ-Ω])-(?!{_FUNCTIONS})(?=[^\W\d_]{{3}})"
 )
-
 ELEMENTS = frozenset(
   """
   H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu
@@ -80,52 +80,64 @@ def plain(text: str) -> str:
     text = _WRAPPER.sub(r"\1", text)
     if text == before:
       break
-  text = text.replace("_", "")
-  return " ".join(text.replace("^°", "°").split())
+  return " ".join(text.replace("_", "").replace("^°", "°").split())
 
 
-def _typed(text: str):
+def _typed(text: str) -> Iterator[str]:
   raised = False
   for c in text:
-    place = unicodedata.decomposition(c).partition(" ")[0]
-    was_raised, raised = raised, place == "<super>"
+    was_raised = raised
+    raised = unicodedata.decomposition(c).startswith("<super>")
     if raised and not was_raised:
       yield "^"
-    if c in "‐‑‒–—−":  # noqa: RUF001
-      yield "-"
-    elif c in "’‘′":  # noqa: RUF001
-      yield "'"
-    elif unicodedata.category(c) != "Cf":
-      c = _VARIANTS.get(c, c)
-      yield unicodedata.normalize("NFKC", c).translate(_DASHES)
-
-
-_DASHES = str.maketrans("−⁄", "-/")  # noqa: RUF001
+    if unicodedata.category(c) != "Cf":
+      shown = unicodedata.normalize("NFKC", _TYPED.get(c, c))
+      yield shown.translate(_DASHES)
 
 
 def unwrapped(text: str) -> str:
   """`plain` without quotes or brackets around it all and stops at its end."""
-  return _bare(plain(text))
+  text = plain(text).strip().rstrip(".,;: ")
+  for _ in range(_MAX_NESTED):
+    inside, around = text[1:-1], text[:1] + text[-1:]
+    if len(text) < 2 or around not in _AROUND:
+      break
+    if around[0] in "([{" and not _balanced(inside):
+      break
+    text = inside.strip().rstrip(".,;: ")
+  return text
+
+
+def _balanced(text: str) -> bool:
+  steps = ((c in "([{") - (c in ")]}") for c in text)
+  depths = [0, *itertools.accumulate(steps)]
+  return min(depths) == depths[-1] == 0
 
 
 def key(text: str) -> tuple[str, ...]:
-  """A key that is equal for equivalent texts.
+  r"""A key that is equal for equivalent texts, in linear time.
 
-  Beyond `plain`: no article at the start, no punctuation at the end, no quotes
-  or brackets around it all; no ".", ",", ";" and ":" but in a number; no hyphen
-  inside words; Greek letters by name. Case does not count, except in a chemical
-  formula, in a single letter and in a short word of an equation: CO is not Co,
-  g is not G, and PV = nRT is not pv = nrt.
+    key(r"The $\beta$-carotene.") == key("beta carotene")
+    key(r"SO_4^{2-}") == key("SO₄²⁻")
+    key("CO") != key("Co")
+
+  By spelling alone: no synonyms, no plurals, no rounding. Beyond `plain`: no
+  article at the start, no punctuation at the end, no quotes or brackets around
+  it all; no ".", ",", ";" and ":" but in a number; no hyphen inside words;
+  Greek letters by name. Case does not count, except in a chemical formula, in a
+  single letter and in a short word of an equation: CO is not Co, g is not G,
+  and PV = nRT is not pv = nrt.
   """
   text = unwrapped(text)
   text = re.sub(r"^(?:the\s+|an?\s+(?=\w\w))", "", text, flags=re.IGNORECASE)
   text = re.sub(r"(?<=[^\W\d_])'(?=[^\W\d_]{1,2}(?!\w))", "", text)
   text = _HYPHEN.sub(" ", text)
   text = "".join(f" {_GREEK_NAME[c]} " if c in _GREEK_NAME else c for c in text)
-  equation = re.search(r"[=^*/+<>]", text) is not None
+  folded = 4 if re.search(r"[=^*/+<>]", text) else 2  # letters of such a word
+  lower = lambda m: m[0].lower() if len(m[0]) >= folded else m[0]
   text = re.sub(
     r"[^\s,;:=<>/*\\]+",
-    lambda m: m[0] if is_formula(m[0]) else _folded(m[0], equation=equation),
+    lambda m: m[0] if is_formula(m[0]) else re.sub(r"[^\W\d_]+", lower, m[0]),
     text,
   )
   return tuple(re.findall(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|[^\s\w.,;:]", text))
@@ -154,34 +166,5 @@ def is_formula(word: str) -> bool:
   if not re.fullmatch(r"(?:[A-Z][a-z]?|[0-9()\[\]^+-])+", word):
     return False
   symbols = re.findall(r"[A-Z][a-z]?", word)
-  several = len(symbols) > 1 or re.search(r"\d|\^", word) is not None
-  return several and ELEMENTS.issuperset(symbols) and bool(symbols)
-
-
-def _folded(word: str, *, equation: bool) -> str:
-  return re.sub(
-    r"[^\W\d_]+",
-    lambda m: m[0] if len(m[0]) <= (3 if equation else 1) else m[0].lower(),
-    word,
-  )
-
-
-def _bare(text: str) -> str:
-  text = text.strip().rstrip(".,;: ")
-  for _ in range(_MAX_NESTED):
-    inside = text[1:-1]
-    quoted = text[:1] + text[-1:] in ('""', "''", "“”", "``")
-    bracketed = text[:1] + text[-1:] in ("()", "[]", "{}")
-    if len(text) < 2 or not (quoted or (bracketed and _balanced(inside))):
-      break
-    text = inside.strip().rstrip(".,;: ")
-  return text
-
-
-def _balanced(text: str) -> bool:
-  depth = 0
-  for c in text:
-    depth += (c in "([{") - (c in ")]}")
-    if depth < 0:
-      return False
-  return depth == 0
+  several = len(symbols) > 1 or (symbols and re.search(r"\d|\^", word))
+  return bool(several) and ELEMENTS.issuperset(symbols)

@@ -13,7 +13,6 @@ import types
 import jax
 import numpy as np
 import pytest
-import tiers
 from solved_by_hand import EXAMPLES, entry_of
 
 pytest.importorskip("reasoning_gym")
@@ -48,40 +47,27 @@ def passes(response, entry):
 
 
 @pytest.mark.parametrize("task, side", CASES)
-def test_right_responses_pass(task, side):
+def test_right_responses_pass_and_end_with_the_answer(task, side):
   for i, entry in enumerate(entries(task, side, 15)):
-    careful, detour, direct = (
+    careful, detour, direct, sloppy = texts = [
       write(entry, quality, random.Random(i))
-      for quality in ("careful", "detour", "direct")
-    )
-    assert passes(careful, entry), careful
-    assert passes(detour, entry), detour
-    assert passes(direct, entry), direct
+      for quality in ("careful", "detour", "direct", "sloppy")
+    ]
+    for right in (careful, detour, direct):
+      assert passes(right, entry), right
     assert careful.count("\n") >= 2 and " no\n" not in careful, careful
     assert detour.count(" no\n") in (1, 2), detour
-    assert "\n" not in direct
+    assert "\n" not in direct and " no\n" not in sloppy
     assert direct == careful.splitlines()[-1] == detour.splitlines()[-1]
-
-
-@pytest.mark.parametrize("task, side", CASES)
-def test_only_the_last_line_is_the_answer(task, side):
-  for i, entry in enumerate(entries(task, side, 15)):
-    for quality in QUALITIES:
-      response = write(entry, quality, random.Random(i))
-      *lines, last = response.split("\n")
+    for text in texts:
+      *lines, last = text.split("\n")
       assert re.fullmatch("<answer>[^<>]+</answer>", last)
-      assert all(lines) and "<" not in "".join(lines), response
-
-
-@pytest.mark.parametrize("task, side", CASES)
-def test_what_a_detour_takes_back_was_wrong(task, side):
-  if task == "countdown":  # the attempt fails, its arithmetic does not
-    return
-  for i, entry in enumerate(entries(task, side, 15)):
-    lines = write(entry, "detour", random.Random(i)).split("\n")
-    careful = write(entry, "careful", random.Random(i))
-    stands = [x for x in lines if not x.endswith(" no")]
-    assert "\n".join(stands) == careful
+      assert all(lines) and "<" not in "".join(lines), text
+    if task == "countdown":  # the attempt fails, its arithmetic does not
+      continue
+    # What a detour takes back was wrong.
+    lines = detour.split("\n")
+    assert "\n".join(x for x in lines if not x.endswith(" no")) == careful
     for line, after in itertools.pairwise(lines):
       assert line != f"{after} no", lines
 
@@ -89,9 +75,7 @@ def test_what_a_detour_takes_back_was_wrong(task, side):
 @pytest.mark.parametrize("task, side", CASES)
 def test_a_quarter_of_the_sloppy_responses_pass(task, side):
   right = shorter = 0
-  count = 15
-  puzzles = entries(task, side, count)
-  draws = 300 // count + 1
+  puzzles, draws = entries(task, side, 15), 12
   for i, entry in enumerate(puzzles):
     careful = write(entry, "careful", random.Random(0))
     for draw in range(draws):
@@ -100,16 +84,14 @@ def test_a_quarter_of_the_sloppy_responses_pass(task, side):
       passed = passes(response, entry)
       right += passed
       shorter += passed and response.count("\n") < careful.count("\n")
-      assert " no\n" not in response
-  total = len(puzzles) * draws
-  assert 0.15 < right / total < 0.37
+  assert 0.15 < right / (len(puzzles) * draws) < 0.37
   # Those that are right are only shorter, but for a rare slip without effect.
   assert shorter >= 0.98 * right
 
 
 @pytest.mark.parametrize("task, side", CASES)
 def test_same_seed_same_text_and_another_seed_another_slip(task, side):
-  for entry in entries(task, side, 15)[:5]:
+  for entry in entries(task, side, 15)[:3]:
     before = repr(entry)
     for quality in QUALITIES:
       texts = [write(entry, quality, random.Random(i)) for i in range(9)]
@@ -282,7 +264,7 @@ def test_embedded_policy_is_within_its_promises():
   config = json.loads((ASSETS / "config.json").read_text())
   assert config["model_type"] == "qwen2"
 
-  heldout = gym.heldout(families(), per_family=60, seed=0)
+  heldout = gym.heldout(families(), per_family=20, seed=0)
   data = demonstrate(heldout, {})
   layout = supervised.PairLayout(tokens=128, rows=1, microbatches=len(data))
   (rows,) = supervised.epoch(
@@ -370,7 +352,7 @@ def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
 # -------- teacher
 
 
-def small(name, *, updates=(4, 2), **changed):
+def small(name):
   recipe = RECIPES[name]
   policy = dataclasses.replace(
     recipe.policy, vocab=420, width=16, layers=1, heads=2, kv_heads=1,
@@ -378,33 +360,16 @@ def small(name, *, updates=(4, 2), **changed):
   )  # fmt: skip
   stages = [
     stage._replace(updates=count)
-    for stage, count in zip(recipe.stages, updates, strict=True)
+    for stage, count in zip(recipe.stages, (2, 1), strict=True)
   ]
   known = dict(families=recipe.families[:2], puzzles=40, stages=stages)
   layout = PairLayout(recipe.layout.tokens, 1, 2)
-  return dataclasses.replace(
-    recipe, policy=policy, layout=layout, **known | changed
-  )
+  return dataclasses.replace(recipe, policy=policy, layout=layout, **known)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", [tiers.at_night("at_once"), "steps"])
-def test_the_same_recipe_makes_the_same_bytes(name, tmp_path):
-  seeds = (0, 0, 1)
-  for number, seed in enumerate(seeds):
-    teacher.teach(small(name), tmp_path / f"{number}", seed=seed)
-  first, again, other = (
-    {f.name: f.read_bytes() for f in (tmp_path / f"{i}").iterdir()}
-    for i in range(3)
-  )
-  assert first == again
-  assert first["model.safetensors"] != other["model.safetensors"]
-  assert {"config.json", "tokenizer.json"} < first.keys()
-
-
-@pytest.mark.ci
-def test_each_stage_has_its_own_demonstrations_and_seed(tmp_path, monkeypatch):
-  """None of a puzzle that is trained or tested on."""
+def test_the_same_recipe_makes_the_same_bytes(tmp_path, monkeypatch):
+  """Each stage has its own demonstrations and seed, of no puzzle for RL."""
   seen = []
   pairs = demonstrations.pairs
 
@@ -414,11 +379,18 @@ def test_each_stage_has_its_own_demonstrations_and_seed(tmp_path, monkeypatch):
     return pairs(puzzles, text, respond, **how)
 
   monkeypatch.setattr(demonstrations, "pairs", spy)
-  recipe = small("steps", updates=(1, 1))
-  teacher.teach(recipe, tmp_path / "policy", seed=3)
-  first, mixed = (stage.respond for stage in recipe.stages)
-  assert seen == [({"warmup"}, first, 13), ({"warmup"}, mixed, 15)]
-  assert first is not mixed
+  folders = tmp_path / "a", tmp_path / "b"
+  recipe = small("steps")
+  for folder in folders:
+    teacher.teach(recipe, folder, seed=3)
+  first, again = (
+    {f.name: f.read_bytes() for f in folder.iterdir()} for folder in folders
+  )
+  assert first == again
+  assert {"config.json", "tokenizer.json", "model.safetensors"} < first.keys()
+  direct, mixed = (stage.respond for stage in recipe.stages)
+  assert seen[:2] == [({"warmup"}, direct, 13), ({"warmup"}, mixed, 15)]
+  assert direct is not mixed
 
 
 def test_the_recipes_are_of_the_shipped_policies():

@@ -104,27 +104,16 @@ def test_the_last_complete_answer_counts(response, answer):
   [
     "<answer>4</answer> no, <answer>3</answer>", "<answer>4", "4</answer>",
     "<Answer>4</Answer>", "<answer>44</answer>", "the answer is 4", "-4",
-    "\uff14", "4\x00",
+    "\uff14", "4\x00", "4 or", "", "  \n", "4 <answer> \t</answer>",
   ],
 )  # fmt: skip
 def test_what_is_not_the_answer_fails(response):
   verdict = verify(response, entry())
   assert (verdict.status, verdict.reward) == ("fail", 0.0)
-  assert verdict.reason == "wrong answer"
-  assert verdict.score < 1.0
-
-
-@pytest.mark.parametrize(
-  "response", ["", "  \n", "<answer></answer>", "4 <answer> \t</answer>"]
-)
-def test_nothing_is_an_empty_answer(response):
-  verdict = verify(response, entry())
-  assert (verdict.status, verdict.reason) == ("fail", "empty answer")
-
-
-def test_partial_credit_is_a_score_but_no_reward():
-  verdict = verify("4 or", entry())
-  assert (verdict.score, verdict.reward) == (0.25, 0.0)
+  assert verdict.reason == (
+    "wrong answer" if verdict.answer else "empty answer"
+  )
+  assert verdict.score == (0.25 if response == "4 or" else verdict.score) < 1.0
 
 
 @given(
@@ -189,19 +178,20 @@ def test_an_entry_that_breaks_its_scorer_is_invalid():
   assert verdict.reward == 0.0
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
-def test_a_score_that_is_no_number_fails(monkeypatch, score):
+@pytest.mark.parametrize(
+  "score, status, kept",
+  [
+    (math.nan, "fail", 0.0),
+    (math.inf, "fail", 0.0),
+    (-math.inf, "fail", 0.0),
+    (math.nextafter(1.0, 0.0), "fail", math.nextafter(1.0, 0.0)),
+    (1.0, "pass", 1.0),
+  ],
+)
+def test_only_a_finite_score_of_one_passes(monkeypatch, score, status, kept):
   patched(monkeypatch, lambda answer, entry: score)
   verdict = verify("4", entry())
-  assert (verdict.status, verdict.score) == ("fail", 0.0)
-  assert verdict.reason == f"scorer returned {score}"
-
-
-def test_the_threshold_is_one(monkeypatch):
-  patched(monkeypatch, lambda answer, entry: math.nextafter(1.0, 0.0))
-  assert verify("4", entry()).status == "fail"
-  patched(monkeypatch, lambda answer, entry: 1.0)
-  assert verify("4", entry()).status == "pass"
+  assert (verdict.status, verdict.score) == (status, kept)
 
 
 HANDS = "Ann is a knight, and Bob is a knave."
@@ -244,7 +234,7 @@ def test_the_answer_and_nothing_else(name, oracle, metadata, right, wrong):
 
 
 class Fake:
-  """A jail that says what it was told to."""
+  """A jail with one answer."""
 
   def __init__(self, says):
     self.says, self.asked = says, []
@@ -298,36 +288,26 @@ def test_the_jail_sees_only_what_the_grammar_lets_through(answer):
   assert jail.asked == []
 
 
-def test_a_damaged_integral_is_invalid():
-  jail = Fake(1.0)
-  item = entry("intermediate_integration", "x**2 + C", integrand="2*x")
-  verdict = verify("x**2", item, jail=jail)
-  assert verdict.reason == "scorer raised KeyError on its own answer"
-  assert verdict.status == "invalid"
-  assert jail.asked == []
-
-
-def test_integrals_are_scored_by_their_derivatives():
-  """The library's scorer behind the grammar, on answers of our own."""
+@pytest.mark.parametrize(
+  "answer, integrand, status",
+  [
+    ("x**2 + C", "2*x", "pass"), ("(x + 1)**2 - 7", "2*x + 2", "pass"),
+    ("sin(x)**2/2", "sin(x)*cos(x)", "pass"),
+    ("-cos(x)**2/2 + C", "sin(x)*cos(x)", "pass"),
+    ("E**(2*x)/2", "exp(2*x)", "pass"), ("x**2 + C*x", "2*x", "fail"),
+    ("x**3", "2*x", "fail"), ("x/0", "2*x", "fail"), ("x**2 +", "2*x", "fail"),
+  ],
+)  # fmt: skip
+def test_integrals_are_scored_by_their_derivatives(answer, integrand, status):
+  """The library's scorer behind the grammar, in this process."""
 
   class Here:
     def ask(self, name, answer, asked, timeout):
       return puzzles._scorer("intermediate_integration")(answer, asked)
 
-  def status(answer, integrand):
-    item = {**INTEGRAL, "metadata": {**INTEGRAL["metadata"]}}
-    item["metadata"]["integrand"] = integrand
-    return verify(answer, item, jail=Here()).status
-
-  assert status("x**2 + C", "2*x") == "pass"
-  assert status("(x + 1)**2 - 7", "2*x + 2") == "pass"
-  assert status("sin(x)**2/2", "sin(x)*cos(x)") == "pass"
-  assert status("-cos(x)**2/2 + C", "sin(x)*cos(x)") == "pass"
-  assert status("E**(2*x)/2", "exp(2*x)") == "pass"
-  assert status("x**2 + C*x", "2*x") == "fail"
-  assert status("x**3", "2*x") == "fail"
-  assert status("x/0", "2*x") == "fail"
-  assert status("x**2 +", "2*x") == "fail"
+  metadata = INTEGRAL["metadata"] | {"integrand": integrand}
+  item = INTEGRAL | {"metadata": metadata}
+  assert verify(answer, item, jail=Here()).status == status
 
 
 def test_only_what_evaluates_is_jailed():
@@ -340,28 +320,32 @@ def test_only_what_evaluates_is_jailed():
 # Which tasks are allowed.
 
 
-@pytest.mark.parametrize("name", sorted(gym.STORED))
-def test_stored_tasks_are_judged_and_not_drawn(name):
-  metadata = {"variable": "x", "solution": [[4]], "board_size": 1}
-  assert verify("4", entry(name, **metadata), jail=Fake(1.0)).answer == "4"
-  with pytest.raises(ValueError) as error:
-    puzzle(Family(name), "train", 0, seed=0)
-  assert mentions(str(error.value), f"{name!r} ... {gym.STORED[name]}")
-  assert mentions(str(error.value), "data file")
-  with pytest.raises(ValueError, match=name):
-    check([Family(name)])
+def test_stored_tasks_are_judged_and_not_drawn():
+  for name, why in gym.STORED.items():
+    metadata = {"variable": "x", "solution": [[4]], "board_size": 1}
+    assert verify("4", entry(name, **metadata), jail=Fake(1.0)).answer == "4"
+    for draw in (
+      lambda family: puzzle(family, "train", 0, seed=0),
+      lambda family: check([family]),
+    ):
+      with refuses(ValueError, f"{name!r} ... {why} ... data file"):
+        draw(Family(name))
 
 
-@pytest.mark.parametrize("name", sorted(gym.REFUSED))
-def test_refused_tasks_say_why(name):
-  with pytest.raises(ValueError) as error:
-    verify("4", entry(name))
-  assert repr(name) in str(error.value)
-  assert gym.REFUSED[name] in str(error.value)
-  with pytest.raises(ValueError, match=name):
-    check([Family(name)])
-  with pytest.raises(ValueError, match=name):
-    puzzle(Family(name), "train", 0, seed=0)
+@pytest.mark.parametrize(
+  "use",
+  [
+    lambda name: verify("4", entry(name)),
+    lambda name: check([Family(name)]),
+    lambda name: puzzle(Family(name), "train", 0, seed=0),
+  ],
+)
+def test_refused_tasks_say_why(use):
+  for name, why in gym.REFUSED.items():
+    with refuses(ValueError, f"{name!r} ... {why}"):
+      use(name)
+  with refuses(ValueError, "'gdc' ... unknown ... 'gcd'"):
+    use("gdc")
 
 
 def test_the_lists_are_about_tasks_that_exist():
@@ -375,31 +359,19 @@ def test_the_lists_are_about_tasks_that_exist():
     assert usable >= set(table)
 
 
-def test_an_unknown_task_gets_its_close_match():
-  with pytest.raises(ValueError, match=r"'gdc'.*unknown.*'gcd'"):
-    verify("4", entry("gdc"))
-  with pytest.raises(ValueError, match=r"'q'.*unknown"):
-    verify("4", entry("q"))
-
-
 @pytest.mark.parametrize(
-  "broken, named",
+  "response, broken, named",
   [
-    ({}, "metadata.source_dataset"),
-    ({"answer": "4", "metadata": None}, "metadata.source_dataset"),
-    ({"answer": "4", "metadata": {"source_dataset": 3}}, "source_dataset"),
-    (entry(answer=None), "entry.answer = None of task 'gcd'"),
+    ("4", {}, "metadata.source_dataset"),
+    ("4", {"answer": "4", "metadata": None}, "metadata.source_dataset"),
+    ("4", {"answer": "4", "metadata": {"source_dataset": 3}}, "source_dataset"),
+    ("4", entry(answer=None), "entry.answer = None of task 'gcd'"),
+    (b"4", entry(), "is a bytes"),
   ],
 )
-def test_entries_without_task_or_answer_are_refused(broken, named):
+def test_entries_without_task_or_answer_are_refused(response, broken, named):
   with pytest.raises(ValueError, match=named):
-    verify("4", broken)
-
-
-@pytest.mark.parametrize("response", [None, 4, b"4", ["4"]])
-def test_a_response_must_be_text(response):
-  with pytest.raises(ValueError, match=f"is a {type(response).__name__}"):
-    verify(response, entry())
+    verify(response, broken)
 
 
 SCORED = sorted(
@@ -407,12 +379,12 @@ SCORED = sorted(
 )
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_scorers_read_neither_code_nor_settings(name):
-  cls, _ = reasoning_gym.factory.DATASETS[name]
-  source = inspect.getsource(cls.score_answer)
-  for word in ("eval(", "exec(", "parse_expr", "sympify", "self.config"):
-    assert word not in source
+def test_scorers_read_neither_code_nor_settings():
+  for name in SCORED:
+    cls, _ = reasoning_gym.factory.DATASETS[name]
+    source = inspect.getsource(cls.score_answer)
+    for word in ("eval(", "exec(", "parse_expr", "sympify", "self.config"):
+      assert word not in source, name
 
 
 @pytest.mark.parametrize("name", tiers.some(NAMES, 1))
@@ -519,7 +491,7 @@ def test_every_index_owns_its_generator_seeds(split, index, seed):
   assert divmod(rest, 4) == (seed, gym.SPLITS.index(split))
 
 
-@pytest.mark.parametrize("family", tiers.some(EVERY, 20), ids=NAMES)
+@pytest.mark.parametrize("family", tiers.some(EVERY, 5), ids=NAMES)
 def test_a_puzzle_depends_on_its_generator_seed_alone(family, drawn):
   def fresh(seed, item):
     return reasoning_gym.create_dataset(
@@ -543,7 +515,7 @@ def test_a_puzzle_depends_on_its_generator_seed_alone(family, drawn):
   "family", tiers.some(SMALL, 2), ids=[f.name for f in SMALL]
 )
 def test_splits_share_neither_seeds_nor_questions(family):
-  counts = {"train": 1_000, "warmup": 1_000, "heldout": 200}
+  counts = {"train": 400, "warmup": 400, "heldout": 80}
   texts, seeds = {}, []
   for split, count in counts.items():
     drawn = [puzzle(family, split, i, seed=0) for i in range(count)]
@@ -634,7 +606,7 @@ def test_a_family_can_be_exhausted_and_no_further():
   numbers = {str(n) for n in range(1, 101) if held_out(tiny, f"{text} {n}?")}
   assert len(numbers) > 3
   # Many seeds: giving up too early would miss the last number of a third.
-  for seed in range(30):
+  for seed in range(15):
     found = heldout([tiny], per_family=len(numbers), seed=seed)
     assert {str(p.entry["metadata"]["number"]) for p in found} == numbers
   with pytest.raises(ValueError) as error:
@@ -711,7 +683,7 @@ def test_check_accepts_what_can_be_drawn():
 @pytest.mark.parametrize(
   "split, index, seed, named",
   [
-    ("test", 0, 0, "split = 'test'; use one of train, heldout, warmup"),
+    ("test", 0, 0, "split = 'test'"),
     ("train", -1, 0, "index = -1"),
     ("train", 2**44, 0, "index = 17592186044416"),
     ("train", 0, -1, "seed = -1"),
@@ -720,9 +692,6 @@ def test_check_accepts_what_can_be_drawn():
 def test_wrong_arguments_are_refused(split, index, seed, named):
   with pytest.raises(ValueError, match=named):
     puzzle(SMALL[3], split, index, seed=seed)
-
-
-def test_heldout_needs_a_positive_count():
   with pytest.raises(ValueError, match="per_family = 0"):
     heldout(SMALL, per_family=0, seed=0)
 

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
-from brorl_jax.verdicts import math, stem
+from brorl_jax.verdicts import math
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.stem import (
+from brorl_jax.verdicts.math.symbolic import symbolic
+from brorl_jax.verdicts.stem.questions import (
   MAX_ANSWER,
   MAX_GOLD,
   check_reference,
@@ -18,9 +19,6 @@ from brorl_jax.verdicts.stem import (
 CHOICES = [
   "the ribosome", "The mitochondria", "nucleus", "a black hole", "5 m/s",
 ]  # fmt: skip
-
-
-# Where the answer is.
 
 
 @pytest.mark.parametrize(
@@ -38,15 +36,13 @@ CHOICES = [
     ("**Answer: B.**", "B"), ("Answer:\n\n  B\nas said", "B"),
     ("Answer: B. nucleus", "B. nucleus"), ("Answer: 3.0 m/s.", "3.0 m/s"),
     ("the answer is B because", "B because"), ("The correct option is B", "B"),
-    ("The correct choice is **(B)**.", "(B)"), ("The right option: B", "B"),
-    ("Correct choice:\nB", "B"),
+    ("The right choice: **(B)**.", "(B)"), ("Correct choice:\nB", "B"),
     ("The answer is A. No!\nThe correct option is B.", "B"),
     ("The correct option is B or C", "B or C"),
     ("An incorrect option is B", None), ("The option is B", None),
     ("The correct option isn't B", None), ("The correct optional B", None),
     ("not the right choice: B", None), ("The not correct option is B", None),
     ("This is **not** the correct answer: B", None),
-    ("It isn't the final answer: B", None),
     ("It isn\u2019t the right choice: B", None),
     ("A non-correct option is B", None), ("NOT A RIGHT CHOICE: B", None),
     ("Answer: A\nnot the right choice: B", "A"),
@@ -63,9 +59,6 @@ CHOICES = [
 )  # fmt: skip
 def test_where_the_answer_is(response, answer):
   assert find(response) == answer
-
-
-# Multiple choice.
 
 
 @pytest.mark.parametrize(
@@ -154,9 +147,6 @@ def test_a_letter_without_choices_is_a_symbol():
     assert verify(rf"\boxed{{{answer}}}", "C").reason == reason
 
 
-# Short answers.
-
-
 @pytest.fixture
 def asked(monkeypatch):
   """What mathematics is asked; it says that nothing is right."""
@@ -222,22 +212,21 @@ def test_the_verdict_of_mathematics_stands(monkeypatch):
     assert verify(r"\boxed{mv}", "p=mv").status == status
 
 
-@pytest.mark.ci
+class Near:
+  """The judge of the jail in this process."""
+
+  def ask(self, judge, *args, timeout):
+    return symbolic(*args)
+
+
 def test_mathematics_itself():
-  assert verify(r"\boxed{0.5 \cdot \pi}", r"\frac{\pi}{2}").status == "pass"
-  assert verify(r"\boxed{2\pi}", r"\frac{\pi}{2}").status == "fail"
+  say = lambda text, gold: (
+    verify(rf"\boxed{{{text}}}", gold, jail=Near()).status
+  )
+  assert say(r"0.5 \cdot \pi", r"\frac{\pi}{2}") == "pass"
+  assert say(r"2\pi", r"\frac{\pi}{2}") == "fail"
   for gold in ("7.4", "pH 7.4"):
-    assert verify(r"\boxed{pOH 7.4}", gold).status == "fail"
-
-
-def test_an_entry_is_judged():
-  entry = {"answer": "B", "choices": CHOICES}
-  judge = stem.DOMAIN.verify
-  assert judge("Answer: mitochondria", entry, None).status == "pass"
-  assert judge("Answer: B", {"answer": "A"}, None).status == "fail"
-
-
-# Golds.
+    assert say("pOH 7.4", gold) == "fail"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +238,7 @@ def test_an_entry_is_judged():
     (" nucleus ", None, "nucleus"),
     (r"\boxed{3.0\ \text{m}}", None, r"3.0\ \text{m}"), ("C", None, "C"),
     ("x" * MAX_GOLD, None, "x" * MAX_GOLD),
-    ("ordinary matter", None, "ordinary matter"),
+    ("ordinary matter", None, "ordinary matter"), ("A", ["A", "B", "G"], "A"),
   ],
 )  # fmt: skip
 def test_golds_are_read(answer, choices, gold):
@@ -282,25 +271,18 @@ def test_unusable_golds_are_refused_in_one_line(answer, choices, message):
     check_reference(answer, choices)
 
 
-def test_a_choice_may_be_its_own_letter():
-  assert check_reference("A", ["A", "B", "G"]) == "A"
-
-
 @pytest.mark.parametrize("answer", ["F", "b", "", "AB", "mitochondria"])
 def test_an_answer_that_is_no_letter_is_refused(answer):
-  with pytest.raises(ValueError, match="with 5 choices use one of ABCDE"):
+  with refuses(ValueError, "answer ... 5 choices ... ABCDE"):
     verify("Answer: B", answer, choices=CHOICES)
 
 
 def test_a_response_must_be_text():
-  with pytest.raises(ValueError, match="response is a bytes; use a text"):
+  with refuses(ValueError, "response ... bytes"):
     verify(b"B", "B")  # pyright: ignore
 
 
-# Hostile text.
-
-
-@pytest.mark.timeout(60)  # the square of a million is hours
+@pytest.mark.timeout(60)  # the square of this is hours
 @pytest.mark.parametrize(
   "unit",
   tiers.some([
@@ -310,8 +292,8 @@ def test_a_response_must_be_text():
     r"\text{", "1", "1,", "°", "α-", "\u0300",
   ], 1, 10),
 )  # fmt: skip
-def test_a_million_characters_are_read_once(unit):
-  text = unit * (1_000_000 // len(unit))
+def test_many_characters_are_read_once(unit):
+  text = unit * (300_000 // len(unit))
   for response in (
     text,
     rf"\boxed{{{text}}}",
@@ -327,7 +309,7 @@ def test_a_million_characters_are_read_once(unit):
    "1e", "$", "\\", "A ", "²", "Ǆ", "ﷺ"],
 )  # fmt: skip
 def test_an_answer_of_any_length_is_read(asked, unit):
-  for n in (1, 7, 199, 999):
+  for n in (1, 7, 999):
     text = (unit * n)[:MAX_ANSWER]
-    for gold in ("5 m", "words", "x^2", "CO2"):
+    for gold in ("5 m", "words", "x^2"):
       assert verify(f"<answer>{text}</answer>", gold).status == "fail"
