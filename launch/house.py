@@ -9,14 +9,14 @@ from brorl_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOUNDS = {  # of the numbers below; they may only fall
-  "lines of the package": 37_800,
-  "lines of the tests": 49_000,
-  "files of the package": 166,
+  "lines of the package": 34_000,
+  "lines of the tests": 43_800,
+  "files of the package": 139,
   "files that main.settings loads": 10,
-  "files that --mode=simulate loads": 27,
-  "files that --mode=export loads": 39,
-  "longest chain of imports": 15,
-  "stays of a config in training": 23,
+  "files that --mode=simulate loads": 23,
+  "files that --mode=export loads": 34,
+  "longest chain of imports": 14,
+  "stays of a config in training": 17,
   "config fields": 95,
 }
 

@@ -92,7 +92,7 @@ def test_a_walk_by_hand(small):
 def test_a_config_is_followed_from_the_two_commands():
   for start, of in (("plan.resolve.resolve", "c"), ("main.train.run", "this")):
     path = {*house.walk(f"brorl_jax.{start}", {of}, set())}
-    assert f"brorl_jax.{start.rpartition('.')[0]}" in path and len(path) > 2
+    assert f"brorl_jax.{start.rpartition('.')[0]}" in path and len(path) > 1
 
 
 def test_the_functions_of_the_package_are_known():
