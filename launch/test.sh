@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Format, lint, types and tests. CI runs this with --all and nothing else.
 #
-#   bash launch/test.sh                  the tests of a desk: 3 to 5 minutes
-#   bash launch/test.sh --all            all but the slow tests: 14 to 24 minutes
+#   bash launch/test.sh                  the tests of a desk: 3 minutes
+#   bash launch/test.sh --all            all but the slow tests: 12 minutes
 #   bash launch/test.sh -k losses        any flag of pytest
 #
 # PYTHON= and VENV= as in environment.sh.
