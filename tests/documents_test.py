@@ -111,6 +111,10 @@ def test_the_two_pages_stay_short(name, lines, words):
   assert len(text.split()) <= words
 
 
+def test_all_documents_together_stay_short():
+  assert sum(len((ROOT / d).read_text().split()) for d in DOCUMENTS) <= 20_000
+
+
 def test_the_folders_of_the_readme_exist():
   text = (ROOT / "README.md").read_text()
   section = text.split("## Folders")[1].split("\n## ")[0]
