@@ -117,7 +117,7 @@ def _known_fields(file: str) -> list[str]:
   path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
-    near += [p.stem for p in CONFIGS.glob("[!_]*.py") if not path.suffix]
+    near += [p.stem for p in CONFIGS.glob("[!_]*.py")]
     raise UserError(
       f"config file {path} does not exist{_hint(str(path), near)}"
     )
