@@ -424,3 +424,17 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   )
   assert known["sampling.n"].phased and known["optim.lr"].phased
   assert not known["optim.b1"].phased  # moments are made with it
+
+
+def test_a_packaged_config_is_found_by_its_name_from_any_folder(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  packaged = f"{settings.CONFIGS / 'n512.py'}:tiny"
+  for given in ("n512:tiny", "configs/n512.py:tiny"):
+    assert settings._config_path(given) == packaged
+  for given in ("n51:tiny", "other/n512.py:tiny", "configs/other.py"):
+    assert settings._config_path(given) == given
+  (tmp_path / "configs").mkdir()
+  (tmp_path / "configs" / "n512.py").touch()
+  assert settings._config_path("configs/n512.py") == "configs/n512.py"
