@@ -106,10 +106,13 @@ class Store:
     Raises:
       Unsaved: This step, or the one before it, could not be written.
     """
+    # One save at a time: a second would need the host's memory twice.
     self.wait()
     state = jax.tree.map(_own_copy, state)
     record: dict[str, Any] = {"ledger": progress}
     record |= {} if score is None else {"score": score}
+    # Digests are of what the loop holds, not of what is on disk: a write that
+    # goes wrong is found too.
     record |= {"run": self._run, "leaves": intact.describe(state)}
     extra = intact.sealed(record | {"digest": intact.digest(state)})
     with self._one_line_errors(step):
@@ -164,6 +167,7 @@ class Store:
       except intact.Damage as e:
         passed.append((step, str(e)))
         continue
+      # Only now, after an older step was read: a start that fails moves nothing.
       if processes.leads():
         self._set_aside(passed)
       processes.gather(None)  # nobody continues before they are moved
@@ -201,6 +205,8 @@ class Store:
       manager.wait_until_finished()
       manager.check_for_errors()
       compare(self._directory / str(step), like, extra)
+    # Never before the comparison: until then the older step is the only one
+    # that is known to be whole.
     self.good = step
     self._prune(step)
 
@@ -299,6 +305,8 @@ class Store:
       lines.write_whole(to / "config.json", text)
     if (run / "wandb_id").exists():
       (run / "wandb_id").rename(to / "wandb_id")
+    # The newest first: after a kill in between, the newest step that is left
+    # is still one that is not used.
     for step, why in passed:
       (self._directory / str(step)).rename(to / "checkpoints" / str(step))
       self._warn(f"checkpoint {step} is not used ({why}): see {to}")
@@ -328,6 +336,7 @@ def superfluous(
   earliest with the highest score.
   """
   saved = sorted(scores)
+  # Of equals the earliest, so that a resumed run keeps what it kept before.
   stay = {*saved[-newest:], *(s for s in saved if every and s % every == 0)}
   known = {s: score for s, score in scores.items() if score is not None}
   if known:
@@ -382,6 +391,7 @@ def compare(where: pathlib.Path, like: PyTree, extra: dict[str, Any]) -> None:
   item = jax.tree_util.tree_map_with_path(
     lambda path, x: x if intact.name(path) in wanted else ocp.PLACEHOLDER, like
   )
+  # A placeholder is not read: N processes read each array once, not N times.
   state = _arrays(where, item, jax.tree.map(lambda _: _ON_HOST, like))
   digests = intact.digest(state, wanted)
   differ = [p for p, value in wanted.items() if digests.get(p) != value]
@@ -426,6 +436,7 @@ def _listed(saved: list[int]) -> str:
 
 def _score(where: pathlib.Path) -> float | None:
   """The held-out score of a step; None if it has none or is damaged."""
+  # A damaged step may go like any other; one that storage hides now may not.
   try:
     return _record(where, None).get("score")
   except (OSError, intact.Damage) as e:
