@@ -167,7 +167,7 @@ class Store:
       except intact.Damage as e:
         passed.append((step, str(e)))
         continue
-      # Only now, after an older step was read: a start that fails moves nothing.
+      # Only after an older step was read: a start that fails moves nothing.
       if processes.leads():
         self._set_aside(passed)
       processes.gather(None)  # nobody continues before they are moved
