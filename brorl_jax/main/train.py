@@ -163,7 +163,6 @@ def stages(
   """The stages of the figure, in a phase of a run."""
   c = phase.config
   most = c.filter.max_oversampling * c.sampling.prompts
-  places = c.sampling.places // this.machine.processes
   return train.Stages(
     target=c.sampling.prompts,
     plan=sampling.round_plan(phase),
@@ -172,7 +171,7 @@ def stages(
     prompts=examples.prompts,
     rollouts=functools.partial(sampling.stream_rollouts, this, phase),
     scores=scorer.scores,
-    informative=functools.partial(advantages.informative, phase, places),
+    informative=functools.partial(advantages.informative, phase),
     advantages=functools.partial(advantages.credit, phase),
     update=functools.partial(learning.update_policy, this, phase),
     guard=functools.partial(learning.check_guards, c.guard),

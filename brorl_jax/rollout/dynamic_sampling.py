@@ -272,13 +272,15 @@ class SharedCandidates(Candidates):
 def _without_padding(group: Groups) -> tuple[Any, ...]:
   """A group for other processes: tokens of all rollouts behind each other."""
   out = jax.tree.map(np.asarray, group.rollouts)
-  real = out.mask, out.tokens[out.mask], out.logp[out.mask]
+  length, T = out.mask.sum(axis=2), out.mask.shape[2]
+  real = length, T, out.tokens[out.mask], out.logp[out.mask]
   return group.prompts, group.scores, real, (out.truncated, out.slot_steps)
 
 
 def _padded(sent: tuple[Any, ...]) -> Groups:
   """The group of which `_without_padding` made this."""
-  prompts, scores, (mask, tokens, logp), others = sent
+  prompts, scores, (length, T, tokens, logp), others = sent
+  mask = np.arange(T) < length[..., None]
 
   def padded(real: np.ndarray) -> np.ndarray:
     whole = np.zeros(mask.shape, real.dtype)

@@ -20,20 +20,12 @@ def counts(c: Reward, groups: Groups) -> Bool[np.ndarray, "P N"]:
   return groups.scores.valid
 
 
-def informative(
-  phase: Phase, places: int, groups: Groups
-) -> Bool[np.ndarray, " P"]:
-  """The rule of dynamic sampling, which sees raw rewards.
-
-  `places` is the largest number of prompts that are scored at one time.
-  """
+def informative(phase: Phase, groups: Groups) -> Bool[np.ndarray, " P"]:
+  """The rule of dynamic sampling, which sees raw rewards."""
   raw, valid = groups.scores.reward, counts(phase.config.reward, groups)
-  # Padded to one shape: each number of prompts would compile again. On the
-  # CPU: the devices are busy with sampling.
-  spare = [(0, max(places - len(raw), 0)), (0, 0)]
-  padded = [np.pad(x, spare) for x in (raw, valid)]
+  # On the CPU: the devices are busy with sampling.
   with jax.default_device(jax.local_devices(backend="cpu")[0]):
-    return np.asarray(phase.keep(*padded))[: len(raw)]
+    return np.asarray(phase.keep(raw, valid))
 
 
 def shaped(

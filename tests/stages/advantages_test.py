@@ -19,8 +19,7 @@ def phase(**changes):
 
 
 def informative(some, **changes):
-  places = 6  # of short()
-  return advantage_stage.informative(phase(**changes), places, some)
+  return advantage_stage.informative(phase(**changes), some)
 
 
 def shaped(c, some, *, active):
@@ -66,15 +65,6 @@ REWARDS = [
 def test_which_groups_are_kept(changes, want):
   got = informative(groups(REWARDS), **changes)
   assert got.dtype == bool and got.tolist() == want
-
-
-def test_any_number_of_groups_is_one_program():
-  one, sizes = phase(), set()
-  for count in (1, 4, 6):
-    some = groups(REWARDS[:count])
-    assert len(advantage_stage.informative(one, 6, some)) == count
-    sizes.add(one.keep._cache_size())
-  assert len(sizes) == 1
 
 
 @pytest.mark.parametrize("keep", ["differ", "solved"])
