@@ -3,7 +3,9 @@
 Status 70 and 75 are in `processes`: another process was lost, SIGTERM.
 """
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
 # The user can fix it, and the same command would fail again before.
 REFUSED = 2
@@ -56,6 +58,15 @@ class StorageError(UserError):
   """A file of the run could not be written or read."""
 
   status = STORAGE
+
+
+@contextlib.contextmanager
+def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
+  """Errors of these kinds, which say what is wrong, end the command."""
+  try:
+    yield
+  except kinds as e:
+    raise UserError(str(e)) from None
 
 
 def first_line(error: BaseException) -> str:

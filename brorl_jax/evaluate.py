@@ -5,7 +5,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -182,13 +182,17 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
   named = [(prompt[0]["domain"], prompt[0]["task"]) for prompt in prompts]
   tasks = list(dict.fromkeys(named))
   group = np.array([tasks.index(name) for name in named])
+  size, one_hot = np.bincount(group), np.eye(len(tasks))
+  each = np.array([_numbers(p, ks) for p in prompts])
+  means = [each[group == g].mean(axis=0) for g in range(len(tasks))]
   numbers = functools.partial(
     _together,
     ks=ks,
     samples=samples,
-    tasks=_tasks(np.array([_numbers(p, ks) for p in prompts]), group),
+    sizes=size,
+    means=np.array(means),
+    draws=bootstrap_means(each[:, 0], group),
   )
-  size, one_hot = np.bincount(group), np.eye(len(tasks))
   by_domain = {}
   for g, (domain, task) in enumerate(tasks):
     in_domain = np.array([float(other == domain) for other, _ in tasks])
@@ -198,28 +202,8 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def rates(records: Sequence[Record]) -> list[float]:
-  """pass@1 of each prompt in the order of the records, for paired comparisons.
-
-  Args:
-    records: As for `summary`, with the same errors.
-  """
+  """pass@1 of each prompt, in the order of the records; see `summary`."""
   return [_numbers(x, [1])[0] for x in _by_prompt(records).values()]
-
-
-class _Tasks(NamedTuple):
-  """Means over prompts for each of G tasks."""
-
-  size: Int[np.ndarray, " G"]  # prompts
-  means: Float[np.ndarray, "G columns"]  # of the columns of `_numbers`
-  draws: Float[np.ndarray, "draws G"]  # bootstrap means of pass@1
-
-
-def _tasks(
-  numbers: Float[np.ndarray, "P columns"], group: Int[np.ndarray, " P"]
-) -> _Tasks:
-  size = np.bincount(group)
-  means = [numbers[group == g].mean(axis=0) for g in range(len(size))]
-  return _Tasks(size, np.array(means), bootstrap_means(numbers[:, 0], group))
 
 
 def bootstrap_means(
@@ -245,18 +229,28 @@ def bootstrap_means(
 
 
 def _together(
-  weight: np.ndarray, *, ks: Sequence[int], samples: int, tasks: _Tasks
+  weight: np.ndarray,
+  *,
+  ks: Sequence[int],
+  samples: int,
+  sizes: Int[np.ndarray, " G"],
+  means: Float[np.ndarray, "G columns"],
+  draws: Float[np.ndarray, "draws G"],
 ) -> dict[str, Any]:
-  """The numbers of several tasks together, by weight."""
+  """The numbers of several tasks together, by weight.
+
+  Of each task: how many prompts, means of the columns of `_numbers`, and
+  bootstrap means of pass@1.
+  """
   share = weight / weight.sum()
-  values = (share @ tasks.means).tolist()
+  values = (share @ means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
   majority, values = values[: len(ks)], values[len(ks) :]
   score, tokens, truncated, *split, _ = values
-  size = np.where(weight > 0, tasks.size, 0)
+  size = np.where(weight > 0, sizes, 0)
   low = high = None
   if size.max() > 1:  # otherwise there is nothing to resample
-    low, high = np.percentile(tasks.draws @ share, [2.5, 97.5]).tolist()
+    low, high = np.percentile(draws @ share, [2.5, 97.5]).tolist()
   return {
     "prompts": int(size.sum()),
     "samples": samples,
@@ -270,7 +264,7 @@ def _together(
     "truncated_fraction": truncated,
     "tokens_right": _ratio(*split[:2]),
     "tokens_wrong": _ratio(*split[2:]),
-    "invalid": round(float(size @ tasks.means[:, -1])),
+    "invalid": round(float(size @ means[:, -1])),
   }
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -339,17 +338,6 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_a_finished_run_only_reports_again(start, whole):
-  workdir = whole[0]
-  before = (workdir / "metrics.jsonl").read_bytes()
-  process = start(workdir)
-  out, err = process.communicate(timeout=120)
-  assert process.returncode == 0, err
-  assert "run: held-out pass@1 " in out
-  assert (workdir / "metrics.jsonl").read_bytes() == before
-
-
 def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   run, out = whole[0], tmp_path / "exported"
   export_to(run, out)
@@ -361,17 +349,6 @@ def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   for path, value in intact.digest({"params": params}).items():
     assert value == extra["digest"][path], path
   assert policy == huggingface.load(ROOT / "brorl_jax" / "assets")[0]
-
-
-@pytest.mark.slow
-def test_an_exported_run_is_a_checkpoint_like_any_other(start, whole, tmp_path):
-  out = tmp_path / "exported"
-  process = start(out, mode="export", checkpoint=whole[0])
-  process.communicate(timeout=120)
-  assert process.returncode == 0
-  again = start(tmp_path / "next", checkpoint=out, steps=1)
-  _, err = again.communicate(timeout=240)
-  assert again.returncode == 0, err
 
 
 def test_one_step_of_a_run_is_exported(whole, tmp_path, capsys):
@@ -415,21 +392,6 @@ def test_transformers_generates_with_an_exported_run(whole, tmp_path):
     theirs = ids[0, len(prompt) :].tolist()
     assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
     assert theirs[-1] == text.eos_token_id  # it knows where to stop
-
-
-@pytest.mark.slow
-def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
-  workdir = tmp_path / "run"
-  shutil.copytree(whole[0], workdir)
-  process = start(workdir, flags=["--from_step=3"])
-  out, err = process.communicate(timeout=240)
-  assert process.returncode == 0, err
-  assert f"moved later checkpoints to {workdir}/set_aside/1" in out
-  assert "resumes after step 3" in out and digest(workdir) == digest(whole[0])
-  assert numbers(workdir) == numbers(whole[0])
-  # What was left can still be used.
-  step = workdir / "set_aside" / "1" / "checkpoints" / "6"
-  export_to(step, tmp_path / "exported")
 
 
 @pytest.mark.slow

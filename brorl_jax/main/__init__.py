@@ -59,12 +59,9 @@ def keep_programs(given: str | None) -> None:
   """Keeps compiled programs between starts, in jax's persistent cache.
 
   Without it a resume compiles everything again: 20 s on a laptop, minutes for a
-  language model. A folder that cannot be used gives a warning: a run works
-  without it.
-
-  Args:
-    given: A folder, "off", or None for JAX_COMPILATION_CACHE_DIR or else the
-      user's cache folder.
+  language model. `given` is a folder, "off", or None for
+  JAX_COMPILATION_CACHE_DIR or else the user's cache folder. One that cannot be
+  used gives a warning: a run works without it.
   """
   import jax  # takes seconds, and --help needs this file
 

@@ -8,11 +8,9 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import logging
-
 from brorl_jax import config, evaluate
 from brorl_jax.data import dataset, heldout
-from brorl_jax.errors import StorageError, UserError
+from brorl_jax.errors import StorageError, UserError, as_user_error
 from brorl_jax.main import recorder
 from brorl_jax.plan import checkpoint_source, functions
 from brorl_jax.plan.checkpoint_source import Start
@@ -38,11 +36,7 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
   folder.check(values, workdir, allow_change=False, mode="evaluate")
   records = workdir / "eval" / "records.jsonl"
   summary = workdir / "eval" / "summary.json"
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
-  try:
-    parts = _parts(this, workdir)
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  parts = _parts(this, workdir)
   with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, sep="\n")
@@ -69,11 +63,9 @@ class _Parts(NamedTuple):
   log_lines: list[str]
 
 
+@as_user_error(ValueError)
 def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
-  """Reads the data and loads the weights.
-
-  Raises ValueError if they do not fit together, or not to the folder.
-  """
+  """Reads the data and loads the weights, which must fit to the folder."""
   c, which = this.config, this.source
   examples = Examples.of(c, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
@@ -168,9 +160,8 @@ def _whole(
 ) -> list[dict[str, Any]]:
   """The records of complete chunks; Damaged if another evaluation has them.
 
-  Args:
-    wanted: Example, number of the sample, and step of all records.
-    chunk: Records of a chunk.
+  `wanted` are example, number of the sample and step of all records; `chunk` is
+  how many a chunk has.
   """
   records: list[dict[str, Any]] = []
   if path.exists():
@@ -197,10 +188,6 @@ def refuse_trained_on(
   of files are compared by id and raw text, before the config adds instructions.
   Puzzles are compared with the generated ones. A generated puzzle that a file
   lists under another domain is not found.
-
-  Args:
-    starts: The runs that led to the policy.
-    evaluated: The held-out examples.
 
   Returns:
     A line for each file that is missing and could not be compared.

@@ -5,11 +5,10 @@ import pathlib
 import tempfile
 from collections.abc import Mapping
 
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.config.run import PolicyConfig
-from brorl_jax.errors import UserError
+from brorl_jax.errors import as_user_error
 from brorl_jax.many import meshes
 from brorl_jax.model import architectures, huggingface, tokenizer
 from brorl_jax.model.policy import Policy
@@ -17,6 +16,7 @@ from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder
 
 
+@as_user_error(ValueError)
 def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   """Writes the policy of `policy.checkpoint` to `workdir`.
 
@@ -24,27 +24,23 @@ def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   dtype of the model that the run started from.
   """
   folder.check_empty(workdir)
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
-  try:
-    which = checkpoint_source.find_run(c.checkpoint)
-    if which is None:
-      raise ValueError(
-        f"config.policy.checkpoint = {c.checkpoint!r} is not a run; give the "
-        "folder of a run or one of its checkpoints, such as runs/n512 or "
-        "runs/n512/checkpoints/60"
-      )
-    starts = [one._asdict() for one in checkpoint_source.starts(which)]
-    text = checkpoint_source.read_tokenizer(which, c.chat_template)
-    mesh = meshes.make_mesh()  # on any machine
-    policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
-    # An evaluation compares its held-out prompts with this.
-    record = json.dumps({"starts": starts}, indent=2) + "\n"
-    also = {checkpoint_source.TRAINED_ON: record}
-    dtype = write(
-      workdir, policy, params, source=which.source, text=text, also=also
+  which = checkpoint_source.find_run(c.checkpoint)
+  if which is None:
+    raise ValueError(
+      f"config.policy.checkpoint = {c.checkpoint!r} is not a run; give the "
+      "folder of a run or one of its checkpoints, such as runs/n512 or "
+      "runs/n512/checkpoints/60"
     )
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  starts = [one._asdict() for one in checkpoint_source.starts(which)]
+  text = checkpoint_source.read_tokenizer(which, c.chat_template)
+  mesh = meshes.make_mesh()  # on any machine
+  policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
+  # An evaluation compares its held-out prompts with this.
+  record = json.dumps({"starts": starts}, indent=2) + "\n"
+  also = {checkpoint_source.TRAINED_ON: record}
+  dtype = write(
+    workdir, policy, params, source=which.source, text=text, also=also
+  )
   print(f"wrote step {step} of {which.run} to {workdir}, {dtype}")
 
 
@@ -57,19 +53,11 @@ def write(
   text: tokenizer.Tokenizer,
   also: Mapping[str, str],
 ) -> str:
-  """Writes a directory that runs and transformers can load.
+  """Writes a directory that runs and transformers can load; returns its dtype.
 
-  Args:
-    workdir: A new or empty folder.
-    source: The directory that the policy started from: tokenizer and dtype.
-    text: The tokenizer; its chat template is written too.
-    also: Further files: text by name.
-
-  Returns:
-    The dtype of the weights.
-
-  Raises:
-    ValueError: config.json cannot express this policy.
+  The policy started from `source`, which says the dtype of the weights. `also`
+  are further files, text by name. Raises ValueError if config.json cannot
+  express this policy.
   """
   fields = architectures.read_json(source / "config.json")
   dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"

@@ -4,7 +4,7 @@ import pathlib
 
 from brorl_jax.config import Config
 from brorl_jax.config.run import Devices
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, target
@@ -20,44 +20,37 @@ from brorl_jax.verdicts import own
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
 
 
+@as_user_error(ValueError)
 def run(
   this: Run, where: Topology | None = None, *, fast: bool = False
 ) -> None:
   """Prints the plan of a run, of which no weights were loaded.
 
-  Args:
-    where: Devices for which all programs are compiled too.
-    fast: Whether two and three layers stand for all.
+  With a topology all programs are compiled for it too; if `fast`, two and three
+  layers stand for all.
   """
   c, judges = this.config, this.config.reward.verifier
-  try:
-    if judges:
-      own.Rewards(judges, workers=1).close()  # imports them
-    for phase in this.phases:
-      _show(this, phase)
-    examples.check_data(c.data, own=bool(judges))
-    if c.data.files and this.tokenizer is not None:
-      read = examples.Examples.of(c, this.text)
-      read.heldout()
-      longest = (
-        f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
-      )
-      print(*read.log_lines, longest, sep="\n")
-    elif c.data.files:
-      train, held = examples.read_files(c.data, own=bool(judges))
-      print(
-        f"files: {len(train.examples)} examples, held out "
-        f"{len(held.examples)}; the length of their prompts is unknown: "
-        f"{this.source.source} has no tokenizer.json"
-      )
-    if where is not None:
-      mesh = where.mesh(this.machine.axes)
-      one = meshes.part(mesh, where.processes)
-      programs.show(
-        CompileJob(this, this.phases[0], mesh, one, fast=fast), where
-      )
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  if judges:
+    own.Rewards(judges, workers=1).close()  # imports them
+  for phase in this.phases:
+    _show(this, phase)
+  examples.check_data(c.data, own=bool(judges))
+  if c.data.files and this.tokenizer is not None:
+    read = examples.Examples.of(c, this.text)
+    read.heldout()
+    longest = f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
+    print(*read.log_lines, longest, sep="\n")
+  elif c.data.files:
+    train, held = examples.read_files(c.data, own=bool(judges))
+    print(
+      f"files: {len(train.examples)} examples, held out {len(held.examples)}; "
+      f"the length of their prompts is unknown: {this.source.source} has no "
+      "tokenizer.json"
+    )
+  if where is not None:
+    mesh = where.mesh(this.machine.axes)
+    one = meshes.part(mesh, where.processes)
+    programs.show(CompileJob(this, this.phases[0], mesh, one, fast=fast), where)
 
 
 def resolved(c: Config, where: Topology | None = None) -> Run:
@@ -70,11 +63,12 @@ def resolved(c: Config, where: Topology | None = None) -> Run:
   return resolve.resolve(c, machine(c.devices, where), locate=locate)
 
 
+@as_user_error(ValueError)
 def machine(c: Devices, where: Topology | None) -> Machine:
   """This machine, or a topology, or as many accelerators as the mesh has.
 
-  Raises:
-    UserError: The mesh does not fit the devices, whose memory is unknown.
+  Raises UserError if the mesh does not fit the devices, or their memory is
+  unknown.
   """
   there = target.here() if where is None else where.target
   axes = Axes(**c.mesh).filled(there.devices)
@@ -84,19 +78,16 @@ def machine(c: Devices, where: Topology | None) -> Machine:
       f"devices of --topology={where.name}; leave mesh_fsdp at -1"
     )
   count = 1 if where is None else where.processes
-  try:
-    axes.share(count)
-  except ValueError as e:
-    raise UserError(str(e)) from None
-  if axes.devices <= there.devices:
-    return Machine(axes, there, count)
-  if not c.memory_bytes:
-    raise UserError(
-      "config.devices.memory_bytes = 0 asks the devices, but only "
-      f"{there.devices} of {axes.devices} are here; set it to the memory "
-      "of one device"
-    )
-  return Machine(axes, Target("gpu", axes.devices, c.memory_bytes), count)
+  axes.share(count)
+  if axes.devices > there.devices:
+    if not c.memory_bytes:
+      raise UserError(
+        "config.devices.memory_bytes = 0 asks the devices, but only "
+        f"{there.devices} of {axes.devices} are here; set it to the memory "
+        "of one device"
+      )
+    there = Target("gpu", axes.devices, c.memory_bytes)
+  return Machine(axes, there, count)
 
 
 def _show(this: Run, phase: Phase) -> None:

@@ -56,10 +56,8 @@ def records(
 ) -> evaluate.Chunks:
   """The records of held-out prompts from number `first` on.
 
-  Every evaluation uses the same random numbers: rollout n of example p draws
-  from (seed, 0, p, n).
-
-  `params` are spread over all processes, `c` says how prompts are sampled.
+  They are sampled as `c` says. Every evaluation uses the same random numbers:
+  rollout n of example p draws from (seed, 0, p, n).
   """
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
@@ -100,7 +98,9 @@ def records_of_step(
 class Recorder:
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
-  As a context it records how the run ended, and closes the files.
+  Its methods are those of `train.StepRecorder`. Of many processes number 0
+  reads and writes the files, and the others learn what it found. As a context
+  it records how the run ended, and closes the files.
   """
 
   c: Config
@@ -117,7 +117,7 @@ class Recorder:
   profile_step: int | None = None  # whose trace is written to profile/
   started = False  # whether a file may have been changed
   stopped = False  # set if SIGTERM ended the run before its last step
-  _open = _tracing = False
+  _open = _tracing = False  # the files are open in process 0 alone
   _last = _began = 0  # steps: the last finished, the first
   _warned = -_CORES_EVERY  # the last step with a warning of the cores
 
@@ -130,7 +130,8 @@ class Recorder:
     return lines.covered(self.workdir, configs)
 
   def lacks(self, step: int) -> str | None:
-    return self._covered.lacks(step)
+    leads = processes.leads()
+    return processes.first(self._covered.lacks(step) if leads else None)
 
   def warn(self, text: str, **more: Any) -> None:
     """One line on the terminal, and an event once events.jsonl is open."""
@@ -143,13 +144,15 @@ class Recorder:
       self._write(self._last, event)
 
   def start(self, done: int) -> None:
-    """See `train.StepRecorder`.
+    """Raises Damaged if the files lack steps, or of -1 have some."""
+    if processes.leads():
+      self._start(done)
+    processes.first(None)  # a start that fails ends here for all
+    self.started = True
 
-    Raises:
-      Damaged: The files lack steps up to `done`, or have some of -1.
-    """
+  def _start(self, done: int) -> None:
     c, devices, workdir = self.c, jax.devices(), self.workdir
-    why = folder.begun(workdir) if done < 0 else self.lacks(done)
+    why = folder.begun(workdir) if done < 0 else self._covered.lacks(done)
     if why is not None:
       raise metrics.Damaged(why)
     self.started = True
@@ -221,6 +224,8 @@ class Recorder:
       file.sync()
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
+    if not self._open:
+      return
     self._write(step, what)
     more = ", ".join(f"{k}: {v}" for k, v in what.items() if k != "event")
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
@@ -244,6 +249,8 @@ class Recorder:
     kept: types.Groups,
     sampled: SampledGroups,
   ) -> None:
+    if not self._open:
+      return
     self._trace()
     replaced, groups = self.replaced(), sampled.groups
     count = sum(replaced.values())
@@ -268,7 +275,7 @@ class Recorder:
   def _record_unjudged(
     self, step: int, failed: Sequence[tuple[str, str]], of: int
   ) -> None:
-    """Of each: task and reason."""
+    """`failed` has the task and the reason of each."""
     if failed:
       (task, why), _ = collections.Counter(failed).most_common(1)[0]
       event = {"event": "unjudged", "count": len(failed), "of": of}
@@ -285,6 +292,8 @@ class Recorder:
 
     Where no group was kept, all that were drawn, without advantages.
     """
+    if not self._open:
+      return
     trained = {"advantage": credit.advantage, "counts": credit.counts}
     if not len(credit.advantage):
       kept, trained = drawn, {}
@@ -304,13 +313,14 @@ class Recorder:
     path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)
 
-  def measured(self, step: int, params: PyTree) -> evaluate.Chunks:
-    """The records of an evaluation; writes nothing."""
-    return self.measure(step, params, self.heldout)
-
   def evaluate(self, step: int, params: PyTree) -> float:
     self._trace()
-    found = [*itertools.chain(*self.measured(step, params))]
+    found = [*itertools.chain(*self.measure(step, params, self.heldout))]
+    leads = processes.leads()
+    return processes.first(self._evaluated(step, found) if leads else 0.0)
+
+  def _evaluated(self, step: int, found: list[dict[str, Any]]) -> float:
+    """Writes the records of an evaluation; returns its pass@1."""
     evaluate.check_invalid(found)
     invalid = [one for one in found if one["status"] == "invalid"]
     failed = [(one["task"], one["reason"]) for one in invalid]
@@ -333,8 +343,10 @@ class Recorder:
       "summary": summary,
     }
     self._curve.write(line)
+    scalars = {f"eval/pass_at_1/{k}": x for k, x in by_family.items()}
+    scalars["eval/pass_at_1"] = mean
     short, text = pair(found, _LINE), pair(found, _TEXT)
-    self._writer.write_evaluation(step, _scalars(line), short, text)
+    self._writer.write_evaluation(step, scalars, short, text)
     if not step:
       self._trace(1)
     return mean
@@ -377,50 +389,6 @@ class Recorder:
     elif status or self._began < self.c.run.steps:
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
-
-
-class _Silent:
-  """Writes nothing."""
-
-  event = step = dump = sync = lambda *_: None
-
-
-class Together:
-  """The recorder of one process of many; see `train.StepRecorder`.
-
-  Process 0 reads and writes the files, and the others learn what it found.
-  """
-
-  started = False  # whether the files have been begun
-
-  def __init__(self, recorder: Recorder):
-    self._recorder = recorder
-    writes: Any = recorder if processes.leads() else _Silent()
-    self.event, self.step = writes.event, writes.step
-    self.dump, self.sync = writes.dump, writes.sync
-
-  def lacks(self, step: int) -> str | None:
-    leads = processes.leads()
-    return processes.first(self._recorder.lacks(step) if leads else None)
-
-  def start(self, done: int) -> None:
-    if processes.leads():
-      self._recorder.start(done)
-    processes.first(None)  # a start that fails ends here for all
-    self.started = True
-
-  def evaluate(self, step: int, params: PyTree) -> float:
-    if processes.leads():
-      return processes.first(self._recorder.evaluate(step, params))
-    for _ in itertools.chain(*self._recorder.measured(step, params)):
-      pass
-    return processes.first(0.0)
-
-
-def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
-  """The scalars of a line of eval/curve.jsonl for trackers."""
-  tasks = {f"eval/pass_at_1/{k}": x for k, x in line["by_family"].items()}
-  return {**tasks, "eval/pass_at_1": line["pass_at_1"]}
 
 
 def samples(
@@ -485,7 +453,7 @@ def visits(
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
   """The first right and wrong response with prompt and verdict, as text.
 
-  Of a prompt or response at most `most` characters are shown.
+  Of each at most `most` characters are shown.
   """
   shown = []
   for passed in (True, False):

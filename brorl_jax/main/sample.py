@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.data import dataset, schema
-from brorl_jax.errors import UserError
+from brorl_jax.errors import as_user_error
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
 from brorl_jax.plan import checkpoint_source, memory
@@ -267,23 +266,15 @@ def load(
 # ----------------------------------------------------------------- the command
 
 
+@as_user_error(ValueError)
 def run(
   where: str, *, prompt: Sequence[str], prompts: str | None, **how: Any
 ) -> None:
   """Answers prompts of flags, a file, or standard input with a policy.
 
   On a terminal the answers are text. Otherwise each answer is a line of JSON.
-
-  Args:
-    where: The policy, see `load`.
-    prompt: Prompts.
-    prompts: A file of prompts.
-    **how: See `TextPolicy.each`.
-
-  Raises:
-    UserError: A flag, a prompt or the policy is invalid.
+  The policy is that of `load`, and `how` it answers that of `TextPolicy.each`.
   """
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
     if prompt and prompts is not None:
       raise ValueError("--prompt and --prompts are both given; keep one")
@@ -291,28 +282,21 @@ def run(
     policy = load(where)
     at = "" if policy.step is None else f", step {policy.step}"
     print(f"{where or 'the embedded policy'}{at}", file=sys.stderr)
+    judges = contextlib.nullcontext()
     # The user's own rewards are no domain, and judge nothing here.
     if {getattr(one, "domain", "") for one in asked} & DOMAINS.keys():
       verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
-      with contextlib.closing(Pool(verifiers)) as judges:
-        _answer(policy, asked, judges, how)
-    elif asked:
-      _answer(policy, asked, None, how)
-    else:
-      for number, text in enumerate(_typed()):
-        _answer(policy, [text], None, {**how, "first": number})
-  except ValueError as e:
-    raise UserError(str(e)) from None
+      judges = contextlib.closing(Pool(verifiers))
+    with judges as pool:
+      parts = [asked] if asked else ([line] for line in _typed())
+      for first, part in enumerate(parts):
+        _answer(policy, part, pool, {**how, "first": first})
   except BrokenPipeError:  # the reader of standard output has stopped
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _read(path: str, where: str) -> Sequence[str | Example]:
-  """The prompts of a file; examples are read with the settings of the run.
-
-  Raises:
-    ValueError: They cannot be read.
-  """
+  """The prompts of a file; examples are read with the settings of the run."""
   if path.endswith((".jsonl", ".parquet")):
     form = schema.PLAIN
     if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
@@ -361,13 +345,9 @@ def _answer(
     for n, (one, verdict) in enumerate(zip(responses, verdicts, strict=True)):
       if plain:
         _show(f"[{n + 1}] " * (len(responses) > 1), one, verdict)
-        continue
-      line = {"prompt": text, "sample": n, "response": one.text}
-      line |= {"tokens": len(one.tokens), "logp": one.logp}
-      line |= {"truncated": one.truncated}
-      if verdict is not None:
-        line |= _judged(question, verdict)
-      print(json.dumps(line, ensure_ascii=False))
+      else:
+        line = _as_json(n, text, question, one, verdict)
+        print(json.dumps(line, ensure_ascii=False))
     sys.stdout.flush()
   if count:
     share = f"{right} of {count} responses are right ({right / count:.1%})"
@@ -384,15 +364,16 @@ def _show(number: str, response: Response, verdict: Any) -> None:
     print(f"[{verdict.status}{reason}]")
 
 
-def _judged(question: Any, verdict: Any) -> dict[str, Any]:
-  """The verdict in the form of samples.jsonl."""
-  return {
-    "id": question.id,
-    "domain": question.domain,
-    "task": question.task,
-    "gold": question.entry.get("answer"),  # None for tests and constraints
-    "answer": verdict.answer,
-    "verdict": verdict.status,
-    "reason": verdict.reason,
-    "score": verdict.score,
-  }
+def _as_json(
+  n: int, text: str, question: Any, response: Response, verdict: Any
+) -> dict[str, Any]:
+  """A response, with its verdict in the form of samples.jsonl."""
+  line = {"prompt": text, "sample": n, "response": response.text}
+  line |= {"tokens": len(response.tokens), "logp": response.logp}
+  line |= {"truncated": response.truncated}
+  if verdict is None:
+    return line
+  line |= {k: getattr(question, k) for k in ("id", "domain", "task")}
+  line["gold"] = question.entry.get("answer")  # None for tests and constraints
+  line |= {"answer": verdict.answer, "verdict": verdict.status}
+  return line | {"reason": verdict.reason, "score": verdict.score}

@@ -5,16 +5,18 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
-from brorl_jax.report import figures
 from brorl_jax.rl import simulator
 from brorl_jax.runs import folder, metrics
 
@@ -50,11 +52,11 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
     text = json.dumps({"config": values, "runs": results}) + "\n"
     (out / "simulate.json").write_text(text)
     main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
-    figures.figure3(out / "figure3.png", main)
-    figures.sweep(out / "sweep.png", results)
-    table = figures.simulation_table(results)
-    (out / "table.txt").write_text(table + "\n")
-  print(f"{table}\n  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
+    figure3(out / "figure3.png", main)
+    figure_of_n(out / "sweep.png", results)
+    said = table(results)
+    (out / "table.txt").write_text(said + "\n")
+  print(f"{said}\n  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
 
 
 def rules(c: Any) -> Iterator[Rule]:
@@ -117,3 +119,69 @@ def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
     "correct_mass_by_seed": many.correct_mass[:, -1].tolist(),
     "seconds": time.monotonic() - start,
   }
+
+
+def figure3(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
+  """The paper's Figure 3: correct mass, improved share, worst drop, by step."""
+  figure = Figure((13, 4), layout="constrained")
+  axes = figure.subplots(1, 3)
+  colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(runs)))
+  parts = (
+    ("correct_mass", 1, "correct mass", "Q_pos"),
+    ("improved_fraction", 100, "correct tokens above their start", "%"),
+    ("worst_drop", 1, "worst change of a correct token", "probability"),
+  )
+  for axis, (name, scale, title, unit) in zip(axes, parts, strict=True):
+    for run, colour in zip(runs, colours, strict=True):
+      y = scale * np.array(run[name])
+      axis.plot(range(len(y)), y, color=colour, label=f"N = {run['n']:,}")
+    axis.set(title=title, ylabel=unit, xlabel="step")
+    _plain(axis)
+  figure.supxlabel("means over seeds; right: the worst token of any", size=8)
+  axes[0].legend(fontsize=8)
+  figure.savefig(path, dpi=130)
+
+
+def figure_of_n(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
+  """Correct mass after the last step against N, by optimizer."""
+  figure = Figure((13, 4), layout="constrained")
+  axes = figure.subplots(1, 3)
+  for axis, optimizer, colour in zip(
+    axes[:2], ("adamw", "sgd"), ("C0", "C1"), strict=True
+  ):
+    some = [run for run in runs if run["optimizer"] == optimizer]
+    n = [run["n"] for run in some]
+    gain = [run["correct_mass"][-1] - run["correct_mass"][0] for run in some]
+    axis.plot(n, gain, "o-", color=colour, label=optimizer)
+    axis.axhline(0.0, color="k", lw=1, ls=":")
+    axis.set(ylabel="change of Q_pos", title=f"{optimizer}: correct mass")
+    improved = [100 * run["improved_fraction"][-1] for run in some]
+    axes[2].plot(n, improved, "o-", color=colour, label=optimizer)
+  axes[2].set(ylabel="%", title="correct tokens above their start")
+  for axis in axes:
+    axis.set(xscale="log", xlabel="N, draws per step")
+    _plain(axis)
+    axis.legend(fontsize=8)
+  figure.savefig(path, dpi=130)
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+  """A table of the last values of every run."""
+  out = [
+    f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
+    f"{'worst now':>12}{'worst ever':>12}"
+  ]
+  out += [
+    f"  {run['optimizer']:<10}{run['n']:>8,}{run['correct_mass'][-1]:>9.4f}"
+    f"{run['correct_mass'][-1] - run['correct_mass'][0]:>+11.2e}"
+    f"{run['improved_fraction'][-1]:>10.1%}{run['worst_drop'][-1]:>12.1e}"
+    f"{min(run['worst_drop']):>12.1e}"
+    for run in runs
+  ]
+  start = runs[0]["correct_mass"][0]
+  return "\n".join([*out, f"  (Q_pos starts at {start:.4f})"])
+
+
+def _plain(axis: Axes) -> None:
+  axis.grid(alpha=0.25)
+  axis.spines[["top", "right"]].set_visible(False)

@@ -15,19 +15,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax import config, train
 from brorl_jax.config import Config, Warmup
 from brorl_jax.data import dataset, schema
 from brorl_jax.data import heldout as splits
-from brorl_jax.errors import NumbersError, StorageError, UserError
+from brorl_jax.errors import (
+  NumbersError,
+  StorageError,
+  UserError,
+  as_user_error,
+)
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
 from brorl_jax.learner.supervised import Look, Pair, PairLayout
 from brorl_jax.main import export, report
-from brorl_jax.main.recorder import Recorder, Together, records_of_step
+from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
 from brorl_jax.plan import checkpoint_source, functions
@@ -79,12 +83,7 @@ def run(
   else:
     values = config.as_dict(c)
     changed = folder.check(values, workdir, allow_change=allow_change)
-  # orbax logs every file, and a traceback of each error that it raises.
-  logging.set_verbosity(logging.FATAL)
-  try:
-    parts = _parts(this, workdir, anew=allow_change or begin_again)
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  parts = _parts(this, workdir, anew=allow_change or begin_again)
   hold = folder.hold(workdir) if leads else contextlib.nullcontext()
   with no_closed_loops(), contextlib.closing(parts.scorer), hold:
     require_one_folder(workdir)
@@ -116,11 +115,11 @@ class _Parts(NamedTuple):
   entries: dict[str, Any]  # more entries of config.json
 
 
+@as_user_error(ValueError)
 def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   """Reads the data, starts the verifiers and loads the weights.
 
-  Raises ValueError if they do not fit together, or, unless `anew`, not to the
-  data and functions of the folder.
+  They must fit together and, unless `anew`, to what the folder was begun with.
   """
   before = lambda what: None if anew else folder.stored(workdir, what)
   functions.refuse_changes(before("functions"), this.functions)
@@ -237,7 +236,6 @@ def _train(
     return made._replace(changed=dict(phase.changed))
 
   stop = Stop()
-  ours = recorder if processes.alone() else Together(recorder)
   with recorder, processes.last_word(recorder.cut):
     try:
       with closing(store), stop:
@@ -245,7 +243,7 @@ def _train(
           parts.state,
           stages_at,
           store,
-          ours,
+          recorder,
           seed=c.run.seed,
           steps=c.run.steps,
           save_every=c.run.save_every,
@@ -257,7 +255,7 @@ def _train(
     except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
       if not isinstance(e, _STOPS):  # nothing that another's death may cause
         processes.settle()
-      raise _ended(e, changed, store.good, started=ours.started) from None
+      raise _ended(e, changed, store.good, started=recorder.started) from None
     step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps
   return step if recorder.stopped else None
@@ -420,6 +418,7 @@ class Stop:
 # -------------------------------------------------------- supervised, on pairs
 
 
+@as_user_error(ValueError, FloatingPointError)
 def warmup(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
   """Trains on pairs, then writes a Hugging Face directory to `workdir`.
 
@@ -427,24 +426,20 @@ def warmup(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
   """
   folder.check_empty(workdir)
   c, source = this.config, this.source.source
-  try:
-    learned, measured, summaries = read_pairs(this)
-    print(*summaries, sep="\n", file=sys.stderr)
-    _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=this.mesh)
-    params, looks = _learn(this, learned, measured, params)
-    files = [*c.data.files, *c.data.heldout_files]
-    record = {
-      "config": config.as_dict(c),
-      "files": dataset.file_digests(files),
-      "losses": [look._asdict() for look in looks],
-    }
-    also = checkpoint_source.inherited(source)
-    also["warmup.json"] = json.dumps(record, indent=2) + "\n"
-    export.write(
-      workdir, this.policy, params, source=source, text=this.text, also=also
-    )
-  except (ValueError, FloatingPointError) as e:
-    raise UserError(str(e)) from None
+  learned, measured, summaries = read_pairs(this)
+  print(*summaries, sep="\n", file=sys.stderr)
+  _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=this.mesh)
+  params, looks = _learn(this, learned, measured, params)
+  record = {
+    "config": config.as_dict(c),
+    "files": dataset.file_digests([*c.data.files, *c.data.heldout_files]),
+    "losses": [look._asdict() for look in looks],
+  }
+  also = checkpoint_source.inherited(source)
+  also["warmup.json"] = json.dumps(record, indent=2) + "\n"
+  export.write(
+    workdir, this.policy, params, source=source, text=this.text, also=also
+  )
   print(f"wrote {workdir}", file=sys.stderr)
 
 

@@ -51,12 +51,7 @@ class Comparison(TypedDict):
 
 
 def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
-  """All numbers of the report.
-
-  Args:
-    runs: Runs with the same held-out prompts, or with puzzles of the same tasks
-      and other seeds.
-  """
+  """All numbers of the report, of runs that may be compared."""
   summaries = [_run(run) for run in runs]
   first = summaries[0]["evaluations"][0]["summary"]
   points = _comparisons(summaries)

@@ -29,16 +29,7 @@ _CURVES = {
   "length": ("Length of responses", "tokens", 1),
   "kl": ("KL to the reference", "nats per token", 1),
 }
-_CURVES_CAPTION = (
-  "Held-out scores are measured at the dots, with 95 % bootstrap intervals; in "
-  "between nothing was. Dotted: policies that were only evaluated. Triangles: "
-  "events, listed below. CPU time is that of the process, without compiling or "
-  "evaluating."
-)
-_PASS_CAPTION = (
-  "How many prompts are solved by at least one of k samples, at the last "
-  "evaluation of each run (unbiased estimate)."
-)
+Axis = tuple[str, str, float]  # name, key in the JSON, factor
 
 
 def number(x: Value, form: str = ",.0f") -> str:
@@ -103,14 +94,6 @@ class Plot(NamedTuple):
   y: str  # unit
   lines: Sequence[Line]
   log2: bool = False  # the horizontal axis
-
-
-class _Axis(NamedTuple):
-  """A horizontal axis: its name, its key in the JSON and a factor."""
-
-  name: str
-  key: str
-  factor: float
 
 
 def _ticks(low: float, high: float, most: int, whole: bool) -> list[float]:
@@ -180,35 +163,29 @@ def styles(data: Json) -> list[str]:
 
 
 def figures(data: Json) -> list[dict[str, Any]]:
-  """Titles, captions and plots, by step and by CPU time."""
+  """Titles and plots, by step and by CPU time."""
   every = [e for run in data["runs"] for e in run["evaluations"]]
   factor, unit = time_unit(max(e["cpu_hours"] or 0.0 for e in every))
-  axes = {
-    "by step": _Axis("step", "step", 1.0),
-    "by CPU time": _Axis(f"CPU time, {unit}", "cpu_hours", factor),
+  axes: dict[str, Axis] = {
+    "by step": ("step", "step", 1.0),
+    "by CPU time": (f"CPU time, {unit}", "cpu_hours", factor),
   }
-  domains = data["domains"]
-  trained = any(run["training"] for run in data["runs"])
-  parts = {
-    "Curves": lambda axis: [_scores(data, axis), *_training(data, axis)],
-    "Held-out score by domain": lambda axis: [
-      _scores(data, axis, d) for d in (domains if len(domains) > 1 else ())
-    ],
-  }
-  out = []
-  for title, plots in parts.items() if trained else ():
-    by = {name: plots(axis) for name, axis in axes.items()}
-    caption = _CURVES_CAPTION if title == "Curves" else ""
-    out.append({"title": title, "caption": caption, "choices": by})
-  by = {"": [_pass_at_k(data, domain) for domain in domains]}
-  out.append({"title": "Pass@k", "caption": _PASS_CAPTION, "choices": by})
-  return [x for x in out if any(x["choices"].values())]
+  domains, curves, scores = data["domains"], {}, {}
+  for name, axis in axes.items():
+    if any(run["training"] for run in data["runs"]):
+      curves[name] = [_scores(data, axis), *_training(data, axis)]
+      if len(domains) > 1:
+        scores[name] = [_scores(data, axis, domain) for domain in domains]
+  by_title = {"Curves": curves, "Held-out score by domain": scores}
+  by_title["Pass@k"] = {"": [_pass_at_k(data, domain) for domain in domains]}
+  return [{"title": k, "choices": by} for k, by in by_title.items() if by]
 
 
-def _scores(data: Json, axis: _Axis, domain: str = "") -> Plot:
+def _scores(data: Json, axis: Axis, domain: str = "") -> Plot:
   """Pass@1 of all held-out prompts, or of a domain."""
+  label, key, factor = axis
   spent = [
-    [axis.factor * (e[axis.key] or 0.0) for e in run["evaluations"]]
+    [factor * (e[key] or 0.0) for e in run["evaluations"]]
     for run in data["runs"]
   ]
   lines = []
@@ -227,15 +204,16 @@ def _scores(data: Json, axis: _Axis, domain: str = "") -> Plot:
     ]
     points = [*zip(x, y, strict=True)]
     lines.append(Line(run["name"], style, points, True, band))
-  return Plot(domain or "Held-out pass@1", axis.name, "%", lines)
+  return Plot(domain or "Held-out pass@1", label, "%", lines)
 
 
-def _training(data: Json, axis: _Axis) -> Iterator[Plot]:
+def _training(data: Json, axis: Axis) -> Iterator[Plot]:
   """The curves of training, without those that no run has."""
+  label, key, factor = axis
   for name, (title, unit, scale) in _CURVES.items():
     lines = []
     for run, style in zip(data["runs"], styles(data), strict=True):
-      at = [axis.factor * x for x in run["curves"][axis.key]]
+      at = [factor * x for x in run["curves"][key]]
       y = run["curves"].get(name, [None] * len(at))
       both = zip(at, y, strict=True)
       points = [(x, scale * one) for x, one in both if one is not None]
@@ -251,7 +229,7 @@ def _training(data: Json, axis: _Axis) -> Iterator[Plot]:
       few = len(points) <= _FEW
       lines.append(Line(run["name"], style, points, few, (), some))
     if lines:
-      yield Plot(title, axis.name, unit, lines)
+      yield Plot(title, label, unit, lines)
 
 
 def _pass_at_k(data: Json, domain: str) -> Plot:
@@ -297,11 +275,6 @@ def document(**content: Any) -> str:
 
 def page(data: Json) -> str:
   """The page of `compare.numbers`."""
-  drawn = figures(data)
-  for one in drawn:
-    one["choices"] = {
-      name: [*map(drawing, plots)] for name, plots in one["choices"].items()
-    }
   names = [run["name"] for run in data["runs"]]
   return document(
     title=", ".join(names),
@@ -309,5 +282,6 @@ def page(data: Json) -> str:
     names=[", ".join(names[i] for i in arm["runs"]) for arm in data["arms"]],
     notices=[*notices(data)],
     styles=styles(data),
-    figures=drawn,
+    figures=figures(data),
+    drawing=drawing,
   )

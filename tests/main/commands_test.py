@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import pathlib
 import re
@@ -13,22 +12,15 @@ import sys
 import compiling
 import configured
 import jax
-import numpy as np
 import pytest
 import runs_for_tests as made
 import tiers
 from absl.testing import flagsaver
-from messages import mentions
 
 from brorl_jax import main
-from brorl_jax.configs import simulate
-from brorl_jax.errors import UserError
 from brorl_jax.main import __main__ as command_line
 from brorl_jax.main import settings
-from brorl_jax.main import simulate as simulate_command
 from brorl_jax.many import meshes
-from brorl_jax.rl import simulator
-from brorl_jax.runs import folder
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Short forms: the same command, with these overrides.
@@ -204,100 +196,3 @@ def test_snippet_runs(snippet, monkeypatch):
   with contextlib.redirect_stdout(io.StringIO()) as said:
     exec(snippet, {})
   assert said.getvalue().strip()
-
-
-# -------------------------------------------------------------- the simulator
-
-
-def small(**change):
-  c = simulate.get_config()
-  with c.ignore_type():
-    c.update(
-      n=(4, 16), dense_n=(8,), steps=6, vocab=600, correct=50, seeds=3, **change
-    )
-  return c
-
-
-def reference(c, optimizer, n):
-  keys = jax.random.split(jax.random.key(c.seed), c.seeds)
-  how = {k: c[k] for k in ("steps", "vocab", "correct", "seeding", "anchor")}
-  how |= {"surrogate": simulator.weighted_by_probability, "n": n}
-  one = lambda key: simulator.simulate(
-    key, optimizer=optimizer, centred=c.centred, **how
-  )
-  return jax.tree.map(lambda *x: np.stack(x), *map(one, keys))
-
-
-@pytest.mark.ci
-def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
-  """And a report of other steps is not overwritten."""
-  drawn = {}
-  note = lambda name: lambda path, runs: drawn.update({name: runs})
-  for name in ("figure3", "sweep"):
-    monkeypatch.setattr(simulate_command.figures, name, note(name))
-  c = small()
-  simulate_command.run(c, tmp_path, allow_change=False)
-  out = tmp_path / "report"
-  runs = json.loads((out / "simulate.json").read_text())["runs"]
-  every = [("adamw", 4), ("adamw", 8), ("adamw", 16), ("sgd", 4), ("sgd", 16)]
-  kinds = lambda runs: [(r["optimizer"], r["n"]) for r in runs]
-  assert kinds(runs) == kinds(drawn["sweep"]) == every
-  assert kinds(drawn["figure3"]) == [("adamw", 4), ("adamw", 16)]
-  adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
-  for run in (runs[0], runs[-1]):
-    sgd = run["optimizer"] == "sgd"
-    with jax.enable_x64(sgd):
-      optimizer = simulator.Sgd(c.sgd_lr) if sgd else adamw
-      want = reference(c, optimizer, run["n"])
-    # float32 would be off by 1e-8; the file keeps 12 digits
-    same = dict(rtol=0, atol=2e-12 if sgd else 2e-7)
-    for name in ("correct_mass", "improved_fraction"):
-      mean = getattr(want, name).mean(axis=0, dtype=np.float64)
-      np.testing.assert_allclose(run[name], mean, **same)
-    worst = want.worst_drop.min(axis=0)
-    np.testing.assert_allclose(run["worst_drop"], worst, **same)
-    assert np.ptp(want.worst_drop[:, -1]) > 3 * same["atol"]
-    last = want.correct_mass[:, -1]
-    np.testing.assert_allclose(run["correct_mass_by_seed"], last, **same)
-  table = (out / "table.txt").read_text()
-  assert [line.split()[:2] for line in table.splitlines()[1:-1]] == [
-    [optimizer, str(n)] for optimizer, n in every
-  ]
-  other = small()
-  other.steps = 7
-  with pytest.raises(UserError, match=r"steps = 6 \(now 7\)"):
-    simulate_command.run(other, tmp_path, allow_change=False)
-  assert json.loads((out / "simulate.json").read_text())["runs"] == runs
-
-
-def test_what_is_not_finite_is_no_report(tmp_path):
-  line = "config.lr = 1e+38 ... N = 4"
-  with pytest.raises(UserError) as error:
-    simulate_command.run(small(lr=1e38), tmp_path, allow_change=False)
-  assert mentions(str(error.value), line)
-  assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-  # The folder is still free for the same command with another rate.
-  folder.check(json.loads(small().to_json()), tmp_path, allow_change=False)
-  bad = simulator.AdamW(1e38, 0.9, 0.999, 1e-8, 0.01)
-  with pytest.raises(UserError, match=r"config\.sgd_lr = 300\.0"):
-    simulate_command.sweep(small(), "sgd", bad, 4)
-
-
-@pytest.mark.parametrize(
-  "change, line",
-  [
-    (dict(n=(0,)), "config.n = (0,) ... of at least 1"),
-    (dict(n=()), "config.n = () ... one number"),
-    (dict(dense_n=(4.5,)), "config.dense_n = (4.5,) ... integers"),
-    (dict(b1=1.0), "config.b1 = 1.0 ... at least 0 ... below 1"),
-    (dict(lr=0.0), "config.lr = 0.0 must be positive"),
-    (dict(anchor=float("nan")), "config.anchor = nan ... finite ... None"),
-  ],
-)
-def test_settings_of_the_simulator_are_refused(change, line):
-  c = simulate.get_config()
-  with c.ignore_type():
-    c.update(**change)
-  with pytest.raises(UserError) as error:
-    settings.check(c, simulate_command.rules)
-  assert mentions(str(error.value), line)

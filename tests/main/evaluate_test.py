@@ -288,11 +288,6 @@ def test_a_folder_of_another_evaluation_is_refused(whole):
   assert "--allow_config_change" not in line  # which would not help
 
 
-def test_a_folder_of_a_training_run_is_refused(tmp_path):
-  workdir = make_run(tmp_path / "run", [3])
-  assert mentions(refused(workdir), "--mode=train ... --mode=evaluate")
-
-
 @pytest.mark.parametrize(
   "line, said",
   [

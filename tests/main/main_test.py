@@ -194,14 +194,6 @@ def test_a_refusal_does_not_wait_for_threads():
   assert "--config is missing" in message(command(code=WAITS))
 
 
-@pytest.mark.ci
-def test_refuses_a_foreign_workdir_by_the_whole_command(tmp_path):
-  (tmp_path / "thesis.tex").write_text("precious")
-  done = command(RUN[0], f"--workdir={tmp_path}")
-  assert f"{tmp_path}" in message(done)
-  assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 # ----------------------------------------------------------- compiled programs
 
 

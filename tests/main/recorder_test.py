@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,7 +15,6 @@ from brorl_jax import evaluate
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import (
   Recorder,
-  Together,
   pair,
   records_of_step,
   samples,
@@ -285,23 +285,6 @@ def test_a_trace_that_fails_is_a_warning(wired, tmp_path, monkeypatch):
   assert timeless(tmp_path)[-1]["why"] == "--profile_step: no space"
 
 
-def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
-  recorder = lambda: made(wired, tmp_path)
-  with pytest.raises(metrics.Damaged, match=r"no step 3.* step 0"):
-    recorder().start(3)
-  lines = [json.dumps({"step": i}) for i in (1, 2, 3)]
-  (tmp_path / "metrics.jsonl").write_text("\n".join(["{", *lines]) + "\n")
-  with pytest.raises(metrics.Damaged, match=r"metrics\.jsonl, line 1"):
-    recorder().start(3)
-  lines_of(tmp_path, 3)
-  with pytest.raises(metrics.Damaged, match=r"has steps of a run, .* no"):
-    recorder().start(-1)
-  one = recorder()
-  assert [one.lacks(step) is None for step in (0, 3, 4)] == [True, True, False]
-  one.start(3)
-  one.close()
-
-
 def test_record_keeps_events_once(wired, tmp_path, capsys):
   lines_of(tmp_path, 2)
   recorder = made(wired, tmp_path)
@@ -336,24 +319,6 @@ def start_at(wired, tmp_path, done, **more):
   recorder = made(wired, tmp_path, **more)
   recorder.start(done)
   return recorder
-
-
-def test_the_story_of_a_crash_stays_and_training_is_written_again(
-  wired, tmp_path
-):
-  recorder = start_at(wired, tmp_path, 2)
-  recorder.step(3, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
-  recorder.event(3, {"event": "skip", "why": "NaN"})
-  recorder.warn("the disk is slow")
-  with pytest.raises(ZeroDivisionError), recorder:
-    raise ZeroDivisionError("two\nlines")
-  start_at(wired, tmp_path, 2).close()
-  said = timeless(tmp_path)
-  assert [(e["step"], e["event"]) for e in said] == [
-    (2, "resume"), (3, "warning"), (3, "end"), (2, "resume"),
-  ]  # fmt: skip
-  assert said[2]["why"] == said[3]["after"] == "ZeroDivisionError: two"
-  assert (said[2]["status"], said[3]["again"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -422,22 +387,6 @@ def test_a_warning_is_told_and_a_full_disk_ends_nothing(
   recorder.warn("the disk is full")
   recorder.close()
   assert told[-1]["why"] == "the disk is full"
-
-
-def test_a_kill_writes_no_end(wired, tmp_path):
-  recorder = start_at(wired, tmp_path, 2)
-  with pytest.raises(KeyboardInterrupt), recorder:
-    raise KeyboardInterrupt
-  assert [e["event"] for e in timeless(tmp_path)] == ["resume"]
-
-
-def test_a_run_that_is_at_its_end_tells_nothing(wired, tmp_path):
-  told = []
-  lines_of(tmp_path, 60)
-  (tmp_path / "eval" / "curve.jsonl").write_text(evaluated(*range(0, 61, 10)))
-  with start_at(wired, tmp_path, 60, notify=told.append):
-    pass
-  assert timeless(tmp_path) == [] == told
 
 
 def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
@@ -531,54 +480,51 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
 # ---------------------------------------------------------- of many processes
 
 
-class Spy(Recorder):
-  """Notes what it is asked."""
+class Files(Recorder):
+  """Notes what is asked of the files, and whether there are any."""
 
-  def __init__(self):
+  def __init__(self, folder):
+    super().__init__(None, folder, None, [], lambda *_: [[1], [3]], {}, {})
     self.asked = []
+    self._covered = SimpleNamespace(lacks=lambda step: "no line")
 
-  def _ask(self, name, answer=None):
-    self.asked.append(name)
-    return answer
+  def _start(self, done):
+    self.asked.append("start")
 
-  lacks = lambda self, step: self._ask("lacks", "no line")
-  start = lambda self, done: self._ask("start")
-  evaluate = lambda self, step, params: self._ask("evaluate", 0.75)
-  measured = lambda self, step, params: self._ask("measured", iter([[1], [3]]))
-  event = lambda self, step, what: self._ask("event")
-  step = lambda self, step, scalars, kept, sampled: self._ask("step")
-  sync = lambda self: self._ask("sync")
+  def _evaluated(self, step, found):
+    self.asked.append(found)
+    return 0.75
 
 
-def use(together):
+def use(recorder):
   """Calls every method; what they return."""
-  together.start(3)
-  out = [together.lacks(3), together.evaluate(3, None)]
-  together.event(3, {})
+  recorder.start(3)
+  out = [recorder.lacks(3), recorder.evaluate(3, None)]
+  recorder.event(3, {})
   kept = one_step.groups([[1, 0]])
   drawn = SampledGroups(kept, np.ones(1, bool), 1, {}, [1.0])
-  together.step(3, {}, kept, drawn)
-  together.sync()
+  recorder.step(3, {}, kept, drawn)
+  recorder.dump(3, kept, Credit(kept, kept, RunState(), {}), kept)
+  recorder.sync()
   return out
 
 
-def test_process_0_has_the_files():
-  recorder = Spy()
-  assert use(Together(recorder)) == ["no line", 0.75]
-  assert recorder.asked == [
-    "start", "lacks", "evaluate", "event", "step", "sync",
-  ]  # fmt: skip
+def test_process_0_has_the_files(tmp_path):
+  recorder = Files(tmp_path)
+  assert [recorder.lacks(3), recorder.evaluate(3, None)] == ["no line", 0.75]
+  recorder.start(3)
+  assert recorder.asked == [[1, 3], "start"]
 
 
-def test_another_process_only_measures_and_is_told(monkeypatch):
+def test_another_process_only_measures_and_is_told(tmp_path, monkeypatch):
   told = iter([None, "no line", 0.75])
   given = []
   monkeypatch.setattr(processes, "leads", lambda: False)
   monkeypatch.setattr(
     processes, "first", lambda x: given.append(x) or next(told)
   )
-  recorder = Spy()
-  together = Together(recorder)
-  assert not together.started
-  assert use(together) == ["no line", 0.75] and together.started
-  assert recorder.asked == ["measured"] and given == [None, None, 0.0]
+  recorder = Files(tmp_path)
+  assert not recorder.started
+  assert use(recorder) == ["no line", 0.75] and recorder.started
+  assert recorder.asked == [] and given == [None, None, 0.0]
+  assert not [*tmp_path.iterdir()]

@@ -122,7 +122,7 @@ def test_it_answers_with_what_the_sampler_draws(policy):
 
 @pytest.mark.ci
 def test_the_first_of_many_are_those_of_few(policy):
-  many = policy.sample(SHORT, n=32)
+  many = policy.sample(SHORT, n=8)
   few = policy.sample(SHORT, n=4)
   assert texts(many[:4]) == texts(few)
   logp = lambda responses: [one.logp for one in responses]
@@ -273,7 +273,7 @@ def test_a_question_is_posed_as_the_run_posed_its_own(run, policy):
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": SHORT},
   ]
-  assert other.sample(SHORT, n=4) == found.sample(posed, n=4)
+  assert other._rendered(0, SHORT, 5) == found._rendered(0, posed, 5)
 
 
 def test_parameters_may_be_of_half_the_size(run):
@@ -298,8 +298,7 @@ def test_what_is_no_policy_is_refused_in_a_line(
 ):
   with pytest.raises(ValueError) as e:
     bj.load(where.format(tmp=tmp_path, run=run), step=step)
-  assert mentions(str(e.value), message)
-  assert "\n" not in str(e.value)
+  assert mentions(str(e.value), message) and "\n" not in str(e.value)
 
 
 # ---------------------------------------------------------------- the command
@@ -365,13 +364,13 @@ def test_lines_are_answered(talk, policy, tmp_path, monkeypatch):
   """Of a file; and of standard input, where a prompt twice has new draws."""
   (tmp_path / "a.txt").write_text(f"{SHORT}\n\n  \n{SHORT}\n")
   monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SHORT}\n\n{SHORT}"))
-  file = lines(talk(prompts=str(tmp_path / "a.txt"), n=8).out)
-  typed = lines(talk(n=8).out)
-  want = [*policy.each([SHORT], 8), *policy.each([SHORT], 8, first=1)]
+  file = lines(talk(prompts=str(tmp_path / "a.txt"), n=4).out)
+  typed = lines(talk(n=4).out)
+  want = [*policy.each([SHORT], 4), *policy.each([SHORT], 4, first=1)]
   want = [one.text for each in want for one in each]
   assert [one["response"] for one in typed] == want
   assert [one["response"] for one in file] == want
-  assert want[:8] != want[8:]
+  assert want[:4] != want[4:]
 
 
 def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):
@@ -405,30 +404,26 @@ def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):
   assert found[2]["reason"]
 
 
-def test_a_file_is_read_as_the_run_read_its_own(talk, tmp_path, monkeypatch):
-  c = configured.config(
-    **{"data.fields": "prompt:question,answer:solution", "data.domain": "math"}
-  )
-  run = made.with_checkpoints(tmp_path / "run", c, (1,))
-  path = tmp_path / "a.jsonl"
-  path.write_text('{"question": "1 + 1?", "solution": "2", "level": 3}\n')
-  canned(monkeypatch, r"\boxed{2}")
-  (line,) = lines(talk(run, prompts=str(path)).out)
-  assert (line["gold"], line["verdict"]) == ("2", "pass")
-
-
-def test_a_run_of_own_rewards_answers_any_lines_unjudged(
-  talk, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+  "fields, verdict",
+  [
+    ({"data.fields": "answer:solution", "data.domain": "math"}, "pass"),
+    ({"reward.verifier": ("mine.py:score",)}, None),  # nobody judges here
+  ],
+)
+def test_a_file_is_read_as_the_run_read_its_own(
+  talk, tmp_path, monkeypatch, fields, verdict
 ):
-  c = configured.config(**{"reward.verifier": ("mine.py:score",)})
+  c = configured.config(**fields)
   run = made.with_checkpoints(tmp_path / "run", c, (1,))
   path = tmp_path / "a.jsonl"
-  path.write_text('{"prompt": "1 + 1?", "level": 3}\n')
-  canned(monkeypatch, "two")
+  path.write_text('{"prompt": "1 + 1?", "solution": "2", "level": 3}\n')
+  canned(monkeypatch, r"\boxed{2}")
   said = talk(run, prompts=str(path))
   (line,) = lines(said.out)
-  assert line["response"] == "two" and "verdict" not in line
-  assert said.err == f"{run}, step 1\n"
+  assert line["response"] == r"\boxed{2}" and line.get("verdict") == verdict
+  assert line.get("gold") == (verdict and "2")
+  assert said.err.startswith(f"{run}, step 1\n")
 
 
 # ----------------------------------------------------------------- a terminal
@@ -478,8 +473,8 @@ def test_what_cannot_be_asked_is_refused(talk, tmp_path, given, message):
   put = lambda x: x.format(tmp=tmp_path) if isinstance(x, str) else x
   with pytest.raises(UserError) as e:
     talk(**{name: put(value) for name, value in given.items()})
-  assert mentions(str(e.value), message.format(tmp=tmp_path))
-  assert "\n" not in str(e.value)
+  line = str(e.value)
+  assert mentions(line, message.format(tmp=tmp_path)) and "\n" not in line
 
 
 def command(*words, **how):

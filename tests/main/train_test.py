@@ -442,42 +442,26 @@ def test_a_loss_that_is_not_finite_is_one_line(model, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_rl_and_transformers_continue_with_it(warm, tmp_path):
-  torch = pytest.importorskip("torch")
-  import transformers
-
-  def command(mode, workdir, **fields):
-    words = [f"--config.{name}={value}" for name, value in fields.items()]
-    subprocess.run(
-      [
-        *(sys.executable, "-m", "brorl_jax.main", f"--mode={mode}"),
-        *("--config=configs/smoke.py", f"--workdir={workdir}", *words),
-      ],
-      cwd=ROOT,
-      env={**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"},
-      check=True,
-      timeout=280,
-    )
-
+def test_rl_continues_with_it(warm, tmp_path):
   small = {
-    "sampling.n": 16, "sampling.samples": 64, "sampling.in_flight": 64,
-    "run.steps": 2, "eval.prompts": 2, "eval.n": 2, "optim.rows": 8,
-    "optim.blocks": 4, "filter.keep": "all", "optim.minibatches": 1,
+    "policy.checkpoint": warm, "sampling.n": 16, "sampling.samples": 64,
+    "sampling.in_flight": 64, "run.steps": 2, "eval.prompts": 2, "eval.n": 2,
+    "optim.rows": 8, "optim.blocks": 4, "filter.keep": "all",
+    "optim.minibatches": 1,
   }  # fmt: skip
-  run, out = tmp_path / "run", tmp_path / "out"
-  command("train", run, **{"policy.checkpoint": warm}, **small)
-  assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
-  command("export", out, **{"policy.checkpoint": run})
-  text = transformers.AutoTokenizer.from_pretrained(out)
-  model = transformers.AutoModelForCausalLM.from_pretrained(out)
-  prompt = tokenizer.Tokenizer(out).render(
-    [{"role": "user", "content": "Calculate 3 + 4."}]
+  words = [f"--config.{name}={value}" for name, value in small.items()]
+  command = [
+    sys.executable,
+    "-m",
+    "brorl_jax.main",
+    "--config=configs/smoke.py",
+  ]
+  subprocess.run(
+    [*command, f"--workdir={tmp_path / 'run'}", *words],
+    cwd=ROOT,
+    env={**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"},
+    check=True,
+    timeout=280,
   )
-  ids = model.generate(
-    torch.tensor([prompt]),
-    attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-    max_new_tokens=12,
-    do_sample=False,
-  )
-  said = ids[0, len(prompt) :].tolist()
-  assert said[-1] == text.eos_token_id and len(said) <= 4  # a sum, and the end
+  lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+  assert len(lines) == 2

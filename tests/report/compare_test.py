@@ -138,13 +138,6 @@ def test_rows_have_a_start_once():
   assert {spent[k] for k in ("step", *compare.EQUAL)} == {None}
 
 
-def test_a_run_that_was_first_evaluated_late_is_early():
-  """The other run ended after two hours, this one begins with four."""
-  short = run("a", FASTER, lines=made.metric_lines(2, step_s=1800.0))
-  late = run("b", {3: made.PASSES[3]})
-  assert early(numbers(short, late))["equal time"] == [1]
-
-
 @pytest.mark.parametrize(
   "passes, steps",
   [(made.PASSES, 4), ({0: made.PASSES[0], 1: made.PASSES[1]}, 3)],

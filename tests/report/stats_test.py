@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tiers
 
 from brorl_jax.report import stats
 
@@ -21,12 +20,6 @@ def test_refuses_what_has_no_spread(n):
 
 
 # --------------------------------------------------------------------- paired
-
-
-def pairs(n, seed=0, gain=0.05):
-  rng = np.random.default_rng(seed)
-  b = rng.beta(0.5, 0.5, n).astype(np.float32)
-  return (b + rng.normal(gain, 0.2, n)).astype(np.float32), b
 
 
 def test_paired_t_by_hand():
@@ -83,33 +76,6 @@ def test_clustered_by_hand():
   want = 1 - 2 / np.pi * np.arctan(3.0)
   assert got.p_two_sided == pytest.approx(want, rel=1e-5)
   assert got.effect_size == pytest.approx(3 / (14 / 3) ** 0.5)
-
-
-def cr1(d, cluster):
-  """The sandwich of a regression on a column of ones, written with matrices."""
-  n, x = len(d), np.ones((len(d), 1))
-  bread = np.linalg.inv(x.T @ x)
-  error = d - x @ (bread @ (x.T @ d))
-  names = np.unique(cluster)
-  meat = sum(
-    np.outer(s, s)
-    for s in (x[cluster == g].T @ error[cluster == g] for g in names)
-  )
-  G = len(names)
-  correction = G / (G - 1) * (n - 1) / (n - x.shape[1])
-  return float(np.sqrt(correction * (bread @ meat @ bread)[0, 0]))
-
-
-@pytest.mark.parametrize("clusters", tiers.some([2, 8, 40], 1))
-def test_clustered_agrees_with_the_sandwich(clusters):
-  a, b = pairs(480, seed=clusters)
-  cluster = np.random.default_rng(1).integers(0, clusters, 480)
-  a = a + np.float32(0.1) * np.sin(cluster).astype(np.float32)
-  got = stats.paired_t(a, b, cluster=cluster)
-  d = (a - b).astype(np.float64)
-  want = cr1(d, cluster)
-  assert got.standard_error == pytest.approx(want, rel=1e-4)
-  assert got.dof == clusters - 1
 
 
 def test_equal_differences_have_no_spread():
