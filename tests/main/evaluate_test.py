@@ -379,15 +379,6 @@ def test_a_run_keeps_its_chat_template(tmp_path):
 
 
 @pytest.mark.ci
-def test_an_evaluation_stays_with_its_step_if_the_run_goes_on(tmp_path):
-  training = make_run(tmp_path / "training", [3])
-  first = run(tmp_path / "a", checkpoint=str(training))
-  make_run(training, [5])
-  assert run(tmp_path / "a", checkpoint=str(training)) == first
-  assert run(tmp_path / "b", checkpoint=str(training)) != first
-
-
-@pytest.mark.ci
 def test_other_weights_in_the_same_place_are_refused(tmp_path):
   training = make_run(tmp_path / "training", [3])
   export.run(config(checkpoint=str(training)).policy, tmp_path / "policy")
@@ -402,16 +393,6 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path):
   line = refused(tmp_path / "a", checkpoint=checkpoint)
   assert mentions(line, f"{tmp_path / 'a'} ... evaluation")
   assert line.count("(weights ") == 2
-
-
-@pytest.mark.ci
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
-  training = make_run(tmp_path / "training", [3])
-  line = refused(tmp_path / "a", checkpoint=f"{training}/checkpoints/4")
-  assert mentions(line, "checkpoint 4") and mentions(line, "there are: 3")
-  (training / "config.json").write_text("{}")
-  line = refused(tmp_path / "a", checkpoint=str(training))
-  assert mentions(line, f"{training / 'config.json'} ... run")
 
 
 # ------------------------------------------------------------ held-out prompts

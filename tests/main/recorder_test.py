@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import one_step
 import pytest
 from messages import mentions
 
@@ -44,48 +43,32 @@ def measure(*_):
 
 @pytest.mark.ci
 def test_wandb_gets_all_of_a_run(wired, tmp_path, monkeypatch):
-  c, examples, kept = wired.run.config, wired.examples, wired.kept
+  c = wired.run.config
   c = dataclasses.replace(c, run=dataclasses.replace(c.run, wandb="mine"))
   told = []
 
   class Board:
     where = "somewhere"
+    close = lambda self: told.append("closed")
 
     def __init__(self, workdir, project, *, config, warn):
       told.append((workdir, project, config["run"]["wandb"]))
 
     def write(self, step, values):
-      numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
-      told.append((step, numbers))
-
-    def close(self):
-      told.append("closed")
+      told.append({k: v for k, v in values.items() if isinstance(v, float)})
 
   monkeypatch.setattr(trackers, "Wandb", Board)
-  recorder = Recorder(c, tmp_path, examples, [], measure, {}, {})
-  recorder.start(-1)
-  recorder.evaluate(0, None)
-  recorder.step(
-    1, {"reward/mean": 0.5, "policy/kl_ref": None}, kept, drawn(kept)
-  )
-  recorder.evaluate(1, None)
-  recorder.step(
-    2, {"reward/mean": 0.75, "policy/kl_ref": None}, kept, drawn(kept)
-  )
-  recorder.close()
+  with Recorder(c, tmp_path, wired.examples, [], measure, {}, {}) as recorder:
+    recorder.start(-1)
+    recorder.evaluate(0, None)
+    line = {"reward/mean": 0.5, "policy/kl_ref": None}
+    recorder.step(1, line, wired.kept, drawn(wired.kept))
   score = {"eval/pass_at_1/m": 1.0, "eval/pass_at_1": 1.0}
-  none = {"score/replaced_workers": 0}
   assert told == [
-    (tmp_path, "mine", "mine"),
-    (0, score),
-    (1, {"reward/mean": 0.5, **none}),
-    (1, score),
-    (2, {"reward/mean": 0.75, **none}),
-    "closed",
+    *((tmp_path, "mine", "mine"), score, {"reward/mean": 0.5}, "closed")
   ]
-  curve = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
-  one_prompt = (curve[0]["pass_at_1"], curve[0]["half_width"])
-  assert one_prompt == (1.0, None)  # one prompt has no interval
+  (curve,) = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
+  assert (curve["pass_at_1"], curve["half_width"]) == (1.0, None)  # one prompt
 
 
 def drawn(kept):
@@ -481,50 +464,46 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
 
 
 class Files(Recorder):
-  """Notes what is asked of the files, and whether there are any."""
-
-  def __init__(self, folder):
-    super().__init__(None, folder, None, [], lambda *_: [[1], [3]], {}, {})
-    self.asked = []
-    self._covered = SimpleNamespace(lacks=lambda step: "no line")
+  """Notes what is asked of the files."""
 
   def _start(self, done):
-    self.asked.append("start")
+    self._asked("start")
 
   def _evaluated(self, step, found):
-    self.asked.append(found)
+    self._asked([one["sample"] for one in found])
     return 0.75
 
 
-def use(recorder):
-  """Calls every method; what they return."""
-  recorder.start(3)
-  out = [recorder.lacks(3), recorder.evaluate(3, None)]
-  recorder.event(3, {})
-  kept = one_step.groups([[1, 0]])
-  drawn = SampledGroups(kept, np.ones(1, bool), 1, {}, [1.0])
-  recorder.step(3, {}, kept, drawn)
-  recorder.dump(3, kept, Credit(kept, kept, RunState(), {}), kept)
-  recorder.sync()
-  return out
+@pytest.fixture
+def files(wired, tmp_path):
+  """A record whose files nobody has opened, and what is asked of them."""
+  asked = []
+  made = Files(wired.run.config, tmp_path, wired.examples, [], measure, {}, {})
+  made._asked = asked.append
+  made._covered = SimpleNamespace(lacks=lambda step: "no line")
+  return made, asked
 
 
-def test_process_0_has_the_files(tmp_path):
-  recorder = Files(tmp_path)
+def test_process_0_has_the_files(files):
+  recorder, asked = files
   assert [recorder.lacks(3), recorder.evaluate(3, None)] == ["no line", 0.75]
   recorder.start(3)
-  assert recorder.asked == [[1, 3], "start"]
+  assert asked == [[0, 1], "start"]
 
 
-def test_another_process_only_measures_and_is_told(tmp_path, monkeypatch):
-  told = iter([None, "no line", 0.75])
-  given = []
+def test_another_process_only_measures_and_is_told(files, wired, monkeypatch):
+  told, given = iter([None, "no line", 0.75]), []
   monkeypatch.setattr(processes, "leads", lambda: False)
   monkeypatch.setattr(
     processes, "first", lambda x: given.append(x) or next(told)
   )
-  recorder = Files(tmp_path)
+  (recorder, asked), kept = files, wired.kept
   assert not recorder.started
-  assert use(recorder) == ["no line", 0.75] and recorder.started
-  assert recorder.asked == [] and given == [None, None, 0.0]
-  assert not [*tmp_path.iterdir()]
+  recorder.start(3)
+  assert [recorder.lacks(3), recorder.evaluate(3, None)] == ["no line", 0.75]
+  recorder.event(3, {"event": "skip"})
+  recorder.step(3, {}, kept, drawn(kept))
+  recorder.dump(3, kept, wired.stages.advantages(kept, RunState()), kept)
+  recorder.sync()
+  assert recorder.started and given == [None, None, 0.0]
+  assert asked == [] == [*recorder.workdir.iterdir()]

@@ -7,7 +7,6 @@ import typing
 
 import configured
 import pytest
-from huggingface_hub import constants
 from messages import mentions
 
 from brorl_jax import config as sections
@@ -282,23 +281,6 @@ def test_an_unknown_preset_is_refused(refused, tmp_path):
   assert mentions(line, "configs/n512.py ... '70b' ... 1p5b, 8b")
 
 
-@pytest.mark.ci
-def test_a_large_preset_without_its_checkpoint_says_what_to_download(
-  failed, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-  line = failed("--config=configs/n512.py:8b", f"--workdir={tmp_path}/run")
-  name = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
-  local = "DeepSeek-R1-Distill-Llama-8B"
-  assert mentions(
-    line,
-    f"'{name}' ... 'hf download {name} --local-dir {local}' ... "
-    f"--config.policy.checkpoint={local}",
-  )
-  assert not (tmp_path / "run").exists()
-
-
 def test_a_config_of_another_mode_is_refused():
   with pytest.raises(UserError, match=r"config\.run is missing; .* --mode"):
     settings.typed(simulate.get_config())
@@ -424,17 +406,3 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   )
   assert known["sampling.n"].phased and known["optim.lr"].phased
   assert not known["optim.b1"].phased  # moments are made with it
-
-
-def test_a_packaged_config_is_found_by_its_name_from_any_folder(
-  tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  packaged = f"{settings.CONFIGS / 'n512.py'}:tiny"
-  for given in ("n512:tiny", "configs/n512.py:tiny"):
-    assert settings._config_path(given) == packaged
-  for given in ("n51:tiny", "other/n512.py:tiny", "configs/other.py"):
-    assert settings._config_path(given) == given
-  (tmp_path / "configs").mkdir()
-  (tmp_path / "configs" / "n512.py").touch()
-  assert settings._config_path("configs/n512.py") == "configs/n512.py"
