@@ -338,44 +338,43 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
-  run, out = whole[0], tmp_path / "exported"
-  export_to(run, out)
-  said = capsys.readouterr().out
-  assert said == f"wrote step 6 of {run} to {out}, float32\n"
-  assert out.stat().st_mode & 0o777 == 0o755  # others may read it
-  policy, params = huggingface.load(out)
-  _, extra = digest(run)
+@pytest.fixture(scope="module")
+def exported(whole, tmp_path_factory):
+  out = tmp_path_factory.mktemp("export") / "exported"
+  export_to(whole[0], out)
+  return out
+
+
+def test_a_run_is_exported_as_it_is(whole, exported):
+  assert exported.stat().st_mode & 0o777 == 0o755  # others may read it
+  policy, params = huggingface.load(exported)
+  _, extra = digest(whole[0])
   for path, value in intact.digest({"params": params}).items():
     assert value == extra["digest"][path], path
   assert policy == huggingface.load(ROOT / "brorl_jax" / "assets")[0]
 
 
 def test_one_step_of_a_run_is_exported(whole, tmp_path, capsys):
-  export_to(whole[0] / "checkpoints" / "3", tmp_path / "exported")
-  assert capsys.readouterr().out.startswith("wrote step 3 of ")
-
-
-def test_a_step_that_a_run_does_not_have_is_not_exported(whole, tmp_path):
-  step = whole[0] / "checkpoints" / "99"
+  run, out = whole[0], tmp_path / "out"
+  export_to(run / "checkpoints" / "3", out)
+  said = capsys.readouterr().out
+  assert said == f"wrote step 3 of {run} to {out}, float32\n"
   with pytest.raises(UserError, match="there is no checkpoint 99 in"):
-    export_to(step, tmp_path / "out")
-  assert not (tmp_path / "out").exists()
+    export_to(run / "checkpoints" / "99", tmp_path / "none")
+  assert not (tmp_path / "none").exists()
 
 
-def test_transformers_generates_with_an_exported_run(whole, tmp_path):
+def test_transformers_generates_with_an_exported_run(exported):
   torch = pytest.importorskip("torch")
   import transformers
 
-  export_to(whole[0], tmp_path / "out")
-  assert (tmp_path / "out" / "trained_on.json").exists()  # does not disturb
-  text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-  model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-  policy, params = huggingface.load(tmp_path / "out")
+  assert (exported / "trained_on.json").exists()  # does not disturb
+  text = transformers.AutoTokenizer.from_pretrained(exported)
+  model = transformers.AutoModelForCausalLM.from_pretrained(exported)
+  policy, params = huggingface.load(exported)
+  ours = tokenizer.Tokenizer(exported)
   prompts = [
-    tokenizer.Tokenizer(tmp_path / "out").render(
-      [{"role": "user", "content": question}]
-    )
+    ours.render([{"role": "user", "content": question}])
     for question in ("Calculate 3 + 4 * 2.", "Spell this word backward: cat")
   ]
   ours = sampler.sample(

@@ -245,20 +245,6 @@ def _pass_at_k(data: Json, domain: str) -> Plot:
 # ---------------------------------------------------------------------- page
 
 
-def notices(data: Json) -> Iterator[str]:
-  """What a reader should know before all numbers."""
-  for run in data["runs"]:
-    if not run["finished"]:
-      done = f"step {number(run['steps'])} of {number(run['steps_wanted'])}"
-      yield f"{run['name']} is not at its end: {done}."
-    rewards = {*run["curves"].get("reward", ())}
-    if len(rewards) == 1:
-      yield (
-        f"{run['name']}: the mean reward was {short(*rewards)} in every step. "
-        "Look at the responses below."
-      )
-
-
 def document(**content: Any) -> str:
   """A page of page.html; what is not given is left out."""
   environment = jinja2.Environment(
@@ -280,7 +266,6 @@ def page(data: Json) -> str:
     title=", ".join(names),
     data=data,
     names=[", ".join(names[i] for i in arm["runs"]) for arm in data["arms"]],
-    notices=[*notices(data)],
     styles=styles(data),
     figures=figures(data),
     drawing=drawing,
