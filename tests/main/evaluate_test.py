@@ -33,7 +33,7 @@ from brorl_jax.model import huggingface
 from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.rollout import prefixes
 from brorl_jax.runs import folder, metrics
-from brorl_jax.stages import sampling
+from brorl_jax.stages import examples, sampling
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
 
@@ -462,7 +462,9 @@ def test_a_step_is_evaluated_as_its_phase_samples(wired, sampled):
   assert [*sizes.values()] == [6, 6, 6, 9, 9, 5, 5]
 
 
-def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
+def run_on(
+  workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0, **more
+):
   """config.json of a run that was trained on files."""
   workdir.mkdir()
   for some in (*earlier, files):
@@ -472,6 +474,7 @@ def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
         "data.files": tuple(some),
         "data.heldout_files": tuple(held_out),
         "data.heldout_one_in": one_in,
+        **more,
       }
     )
     there = [path for path in some if os.path.exists(path)]
@@ -597,30 +600,26 @@ def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
   assert mentions(capsys.readouterr().out, said)
 
 
-@pytest.mark.ci
 def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
-  path = tmp_path / "a.jsonl"
-  rows = [{"question": f"{i} + 1 = ?", "label": i + 1} for i in range(30)]
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  changes = {"data.files": (str(path),), "prompt_tokens": 60}
-  changes |= {"data.fields": "prompt:question,answer:label"}
-  changes |= {"data.domain": "math", "data.heldout_one_in": 3}
-  training = make_run(tmp_path / "training", [3], **changes)
-  changes["checkpoint"] = str(training)
-  line = refused(tmp_path / "e", **changes | {"data.heldout_one_in": 4})
-  assert mentions(line, f"of {training} ... prompt")
-  [start] = checkpoint_source.starts(checkpoint_source.locate(str(training)))
-  assert (start.fields, start.domain) == (
-    "prompt:question,answer:label",
-    "math",
-  )
-  assert start.made == []  # files alone
-  # Another file of that name shares its ids, and none of its prompts.
-  other = tmp_path / "x" / "a.jsonl"
+  path, other = tmp_path / "a.jsonl", tmp_path / "x" / "a.jsonl"
   other.parent.mkdir()
-  other.write_text('{"question": "7 * 6 = ?", "label": 42}\n')
-  held_out = {**changes, "data.files": (), "data.heldout_files": (str(other),)}
-  run(tmp_path / "e", **held_out)
+  rows = [{"question": f"{i} + 1 = ?", "label": i + 1} for i in range(30)]
+  made.dump(path, rows)
+  fields = "prompt:question,answer:label"
+  how = {"data.fields": fields, "data.domain": "math"}
+  trained_on = run_on(tmp_path / "run", str(path), one_in=3, **how)
+  [start] = checkpoint_source.starts(
+    checkpoint_source.CheckpointSource(huggingface.ASSETS, trained_on)
+  )
+  assert (start.fields, start.domain, start.made) == (fields, "math", [])
+  form = examples.file_form(fields, "math", own=False)
+  read = lambda path: dataset.read(str(path), form=form, domains=DOMAINS)
+  _, held_out = data_heldout.split(read(path), one_in=4)
+  with pytest.raises(ValueError, match=f"of {trained_on} had this prompt"):
+    refuse(trained_on, held_out)
+  # Another file of that name shares its ids, and none of its prompts.
+  made.dump(other, [{"question": "7 * 6 = ?", "label": 42}])
+  assert refuse(trained_on, read(other)) == []
 
 
 def test_a_file_that_was_edited_after_training_is_refused(tmp_path):
