@@ -144,33 +144,16 @@ def check_invalid(records: Sequence[Record]) -> None:
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
-  """The scores of one evaluation, as plain JSON.
+  """The scores of one evaluation: for all prompts, each domain, each task.
 
-  For all prompts, for each domain and for each task:
+  configs/README.md, Evaluation summary, says what each value is. In addition:
 
-    prompts, samples  number of prompts, and of samples per prompt
-    pass_at_k         for k = 1, 2, 4, ... and all samples: the probability
-                      that at least one of k samples is right, unbiased
-    mean_at_k         for k = all samples: the fraction of right samples; it
-                      equals pass_at_k at k = 1
-    majority_at_k     whether the most frequent answer of k samples is right,
-                      as the mean over consecutive blocks of k samples. Tied
-                      answers count by the fraction that is right. An empty
-                      answer does not vote. Without any vote it is wrong.
-    mean_score        mean of the verifiers' scores, with partial credit
-    low, high         95 % percentile bootstrap interval of pass@1, by
-                      resampling prompts within tasks; None if no task has two
-                      prompts. It is too narrow below about 20 prompts, and
-                      has no width if all prompts agree.
-    tokens_mean, truncated_fraction   over all samples
-    tokens_right, tokens_wrong   mean over right and over wrong responses; None
-                      if there are none
-    invalid           samples on which the verifier failed. They are left out:
-                      a prompt with v < k other samples counts with k = v, and
-                      a prompt without any counts as failed.
-
-  The numbers of a task are means over its prompts; those of a domain are means
-  over its tasks; those of all prompts are means over prompts.
+  - An empty answer does not vote. Without any vote a majority is wrong.
+  - Samples on which the verifier failed are left out: a prompt with v < k other
+    samples counts with k = v, and a prompt without any counts as failed.
+  - `low` and `high` are percentiles, by resampling prompts within tasks; None
+    if no task has two prompts, and equal if all prompts agree.
+  - `tokens_right` and `tokens_wrong` are None if there are no such responses.
 
   Raises:
     ValueError: There are no records, a sample occurs twice, or prompts have
