@@ -51,7 +51,6 @@ if __name__ == "__main__":
   # Otherwise transformers warns at every start that PyTorch is missing.
   os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import absl.logging
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -238,8 +237,6 @@ def prepare() -> None:
   """What comes before jax is loaded."""
   # jax tells of every kind of device that is not here.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-  # orbax logs every file, and a traceback of each error that it raises.
-  absl.logging.set_verbosity(absl.logging.FATAL)
   process.keep_freed_memory()
   process.take_most_of_a_gpu()
   if _MODE.value == "train":
@@ -267,8 +264,11 @@ def many() -> bool:
 
 def connect() -> None:
   """Connects the processes of a run."""
+  from absl import logging
+
   from brorl_jax.many import processes
 
+  logging.set_verbosity(logging.ERROR)  # jax tells of every connection
   processes.start(_COORDINATOR.value, _COUNT.value, _INDEX.value)
 
 

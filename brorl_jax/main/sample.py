@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.data import dataset, schema
@@ -275,6 +276,7 @@ def run(
   On a terminal the answers are text. Otherwise each answer is a line of JSON.
   The policy is that of `load`, and `how` it answers that of `TextPolicy.each`.
   """
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
     if prompt and prompts is not None:
       raise ValueError("--prompt and --prompts are both given; keep one")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax import config, train
@@ -83,6 +84,8 @@ def run(
   else:
     values = config.as_dict(c)
     changed = folder.check(values, workdir, allow_change=allow_change)
+  # orbax logs every file, and a traceback of each error that it raises.
+  logging.set_verbosity(logging.FATAL)
   parts = _parts(this, workdir, anew=allow_change or begin_again)
   hold = folder.hold(workdir) if leads else contextlib.nullcontext()
   with no_closed_loops(), contextlib.closing(parts.scorer), hold:
