@@ -379,28 +379,6 @@ def test_a_mean_of_two_takes_its_three_values_as_often_as_chance_has_it():
     assert share == pytest.approx(chance, abs=noise)
 
 
-def test_its_interval_is_the_normal_one_of_many_values():
-  values = np.random.default_rng(0).uniform(size=300)
-  draws = evaluate.bootstrap_means(values, np.zeros(300, int))
-  assert draws.shape == (2000, 1)
-  low, high = np.percentile(draws[:, 0], [2.5, 97.5])
-  half = 1.96 * values.std(ddof=1) / 300**0.5
-  mean = values.mean()
-  assert (low, high) == pytest.approx((mean - half, mean + half), abs=half / 10)
-
-
-def test_groups_do_not_lend_each_other_their_spread():
-  """Two groups far apart: drawn apart the mean of means is narrow."""
-  values = np.concatenate([np.linspace(0, 0.1, 50), np.linspace(9, 9.1, 50)])
-  groups = np.repeat(np.arange(2), 50)
-  apart = evaluate.bootstrap_means(values, groups).mean(axis=1)
-  low, high = np.percentile(apart, [2.5, 97.5])
-  assert 0.0 < float(high - low) < 0.02
-  mixed = evaluate.bootstrap_means(values, groups * 0)[:, 0]
-  low, high = np.percentile(mixed, [2.5, 97.5])
-  assert float(high - low) > 1.0
-
-
 def test_draws_do_not_depend_on_the_order_of_groups():
   values = np.random.default_rng(0).uniform(size=40)
   groups = np.arange(40) % 3
