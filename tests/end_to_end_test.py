@@ -372,9 +372,9 @@ def test_transformers_generates_with_an_exported_run(exported):
   text = transformers.AutoTokenizer.from_pretrained(exported)
   model = transformers.AutoModelForCausalLM.from_pretrained(exported)
   policy, params = huggingface.load(exported)
-  ours = tokenizer.Tokenizer(exported)
+  render = tokenizer.Tokenizer(exported).render
   prompts = [
-    ours.render([{"role": "user", "content": question}])
+    render([{"role": "user", "content": question}])
     for question in ("Calculate 3 + 4 * 2.", "Spell this word backward: cat")
   ]
   ours = sampler.sample(

@@ -607,7 +607,9 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   made.dump(path, rows)
   fields = "prompt:question,answer:label"
   how = {"data.fields": fields, "data.domain": "math"}
-  trained_on = run_on(tmp_path / "run", str(path), one_in=3, **how)
+  trained_on = run_on(
+    tmp_path / "run", str(path), one_in=3, gym_weight=1.0, **how
+  )
   [start] = checkpoint_source.starts(
     checkpoint_source.CheckpointSource(huggingface.ASSETS, trained_on)
   )

@@ -64,9 +64,8 @@ def test_wandb_gets_all_of_a_run(wired, tmp_path, monkeypatch):
     line = {"reward/mean": 0.5, "policy/kl_ref": None}
     recorder.step(1, line, wired.kept, drawn(wired.kept))
   score = {"eval/pass_at_1/m": 1.0, "eval/pass_at_1": 1.0}
-  assert told == [
-    *((tmp_path, "mine", "mine"), score, {"reward/mean": 0.5}, "closed")
-  ]
+  began = (tmp_path, "mine", "mine")
+  assert told == [began, score, {"reward/mean": 0.5}, "closed"]
   (curve,) = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
   assert (curve["pass_at_1"], curve["half_width"]) == (1.0, None)  # one prompt
 
