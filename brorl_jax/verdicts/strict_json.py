@@ -7,9 +7,11 @@ surrogates, deep nesting. The functions after it check values and convert none.
 from __future__ import annotations
 
 import collections
+import difflib
 import json
 import math
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MAX_LINE = 1_000_000  # bytes
@@ -63,6 +65,17 @@ def kind(value: Any) -> str:
   if isinstance(value, list | dict):
     return "a list" if isinstance(value, list) else "an object"
   return show(json.dumps(value))[1:-1]
+
+
+def did_you_mean(
+  name: object,
+  known: Iterable[str],
+  otherwise: str,
+  quoted: Callable[[str], str] = str,
+) -> str:
+  """A remedy: the known name nearest to an unknown one, if one is near."""
+  close = difflib.get_close_matches(str(name), [*known], n=1)
+  return f"did you mean {quoted(close[0])}?" if close else otherwise
 
 
 def parse(line: bytes) -> dict[str, Any]:

@@ -3,17 +3,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import refuses
 
-from brorl_jax.data.dataset import Data, DataError, Skipped
-from brorl_jax.data.files import Place
-from brorl_jax.data.heldout import (
+from brorl_jax.data.dataset import (
+  Data,
+  DataError,
+  Skipped,
   refuse_drawn,
   refuse_overlap,
   split,
   trained_on,
 )
+from brorl_jax.data.files import Place
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import Example
-from brorl_jax.verdicts.gym import puzzles
 
 
 def example(name, text, system=None):
@@ -158,9 +159,9 @@ def test_a_generator_never_draws_what_another_seed_holds_out(seed):
         drawn = gym.puzzle(one, "train", i, seed=drawn_with)
         assert drawn.question not in asked
         assert drawn.id not in ids
-        assert not puzzles.is_heldout("gcd", drawn.question)
+        assert not gym.is_heldout("gcd", drawn.question)
   assert all("/" in name for name in ids)  # which no file may have
-  assert all(puzzles.is_heldout("gcd", question) for question in asked)
+  assert all(gym.is_heldout("gcd", question) for question in asked)
   refuse_drawn(data(*held), ["gcd"])
 
 
@@ -202,7 +203,7 @@ def test_what_a_stored_puzzle_shows_counts_beside_its_question():
   refuse_drawn(data(shown(fine.question, fine, question=None)), ["gcd"])
   # To a generator these are other questions, of the side of training.
   for other in (f"{fine.question}6", fine.question.lower()):
-    assert not puzzles.is_heldout("gcd", other)
+    assert not gym.is_heldout("gcd", other)
     with pytest.raises(DataError, match="held-out puzzle of gcd"):
       refuse_drawn(data(shown(other, fine)), ["gcd"])
 

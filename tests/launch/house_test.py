@@ -96,7 +96,7 @@ def test_a_config_is_followed_from_the_two_commands():
 
 
 def test_the_functions_of_the_package_are_known():
-  for path in ("train.train", "stages.examples.Examples.of"):
+  for path in ("train.train", "stages.examples.Examples.candidates"):
     assert house.FUNCTIONS[f"brorl_jax.{path}"].name == path.rpartition(".")[2]
   made = house.FUNCTIONS["brorl_jax.stages.examples.Examples"]
   assert made.name == "__init__"

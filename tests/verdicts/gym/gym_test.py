@@ -24,11 +24,9 @@ from brorl_jax.verdicts.gym import (
   checks,
   heldout,
   puzzle,
-  puzzles,
   tables,
   verify,
 )
-from brorl_jax.verdicts.gym.tables import CATEGORIES
 from brorl_jax.verdicts.sandbox.jail import Failed
 
 SMALL = [
@@ -130,7 +128,7 @@ def test_text_around_the_tags_changes_nothing(before, answer, after):
 def test_long_answers_never_reach_the_scorer(monkeypatch):
   seen = []
   monkeypatch.setattr(
-    puzzles,
+    gym,
     "_scorer",
     lambda name: lambda answer, entry: seen.append(answer) or 1,
   )
@@ -154,7 +152,7 @@ def test_a_flood_of_tags_is_read_in_linear_time():
 
 
 def patched(monkeypatch, score):
-  monkeypatch.setattr(puzzles, "_scorer", lambda name: score)
+  monkeypatch.setattr(gym, "_scorer", lambda name: score)
 
 
 def test_a_scorer_that_raises_fails_the_answer(monkeypatch):
@@ -303,7 +301,7 @@ def test_integrals_are_scored_by_their_derivatives(answer, integrand, status):
 
   class Here:
     def ask(self, name, answer, asked, timeout):
-      return puzzles._scorer("intermediate_integration")(answer, asked)
+      return gym._scorer("intermediate_integration")(answer, asked)
 
   metadata = INTEGRAL["metadata"] | {"integrand": integrand}
   item = INTEGRAL | {"metadata": metadata}
@@ -355,7 +353,7 @@ def test_the_lists_are_about_tasks_that_exist():
   assert sum(map(len, sets)) == len(known)
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
-  for table in (checks.CHECKS, checks.FORMS, puzzles.JAILED, tables.LONGEST):
+  for table in (checks.CHECKS, checks.FORMS, gym.JAILED, tables.LONGEST):
     assert usable >= set(table)
 
 
@@ -700,15 +698,5 @@ def test_families_with_the_same_settings_share_a_dataset():
   a = Family("gcd", {"min_value": 1, "max_value": 9})
   b = Family("gcd", {"max_value": 9, "min_value": 1})
   assert (a, hash(a)) == (b, hash(b))
-  assert puzzles._dataset(a) is puzzles._dataset(b)
+  assert gym._dataset(a) is gym._dataset(b)
   assert a != Family("gcd", {"max_value": 8, "min_value": 1})
-
-
-def test_every_task_has_the_librarys_category():
-  """Which is the folder that its module lies in."""
-  known = tables.library().factory.DATASETS
-  named = {
-    task: known[task][0].__module__.split(".")[1]
-    for task in {*gym.ALLOWED, *gym.STORED}
-  }
-  assert named == CATEGORIES

@@ -9,13 +9,13 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl_jax.verdicts.instructions import if_library
-from brorl_jax.verdicts.instructions.constraints import (
+from brorl_jax.verdicts.instructions import (
   BUILT_IN,
   MAX_FORBIDDEN,
   RELATIONS,
   capital_words,
   count_sentences,
+  if_library,
   is_english,
 )
 

@@ -6,8 +6,7 @@ import pytest
 from messages import refuses
 
 from brorl_jax.verdicts import instructions
-from brorl_jax.verdicts.instructions import if_library
-from brorl_jax.verdicts.instructions.constraints import BUILT_IN
+from brorl_jax.verdicts.instructions import BUILT_IN, if_library
 from brorl_jax.verdicts.instructions.if_library import (
   KINDS,
   MAX_RESPONSE,

@@ -1,7 +1,7 @@
 import pytest
 from messages import refuses
 
-from brorl_jax.verdicts.instructions.constraints import MAX_SHOWN, check, verify
+from brorl_jax.verdicts.instructions import MAX_SHOWN, check, verify
 from brorl_jax.verdicts.sandbox import jail as jails
 
 NO_COMMA = {"id": "punctuation:no_comma"}
@@ -117,7 +117,7 @@ def test_nothing_is_asked_for_an_empty_response_or_a_built_in_kind():
     ([{"id": "count:nubmers"}],
       "'count:nubmers' ... unknown ... 'count:numbers'"),
     ([{"id": "zzz"}],
-      "'zzz' ... unknown ... constraints.BUILT_IN ... if_library.KINDS"),
+      "'zzz' ... unknown ... instructions.BUILT_IN ... if_library.KINDS"),
     ([{"id": "punctuation:no_comma", "kwarg": {}}],
       "'punctuation:no_comma' ... 'kwarg' ... unknown"),
     ([{"id": "punctuation:no_comma", "kwargs": [1]}],

@@ -1,4 +1,6 @@
 # ruff: noqa: RUF001
+from fractions import Fraction
+
 import pytest
 import tiers
 from hypothesis import given, settings
@@ -8,11 +10,19 @@ from messages import mentions, refuses
 from brorl_jax.verdicts import math
 from brorl_jax.verdicts.base import Verdict
 from brorl_jax.verdicts.math.symbolic import symbolic
-from brorl_jax.verdicts.stem.questions import (
+from brorl_jax.verdicts.stem import (
   MAX_ANSWER,
+  MAX_EXPONENT,
   MAX_GOLD,
   check_reference,
   find,
+  is_formula,
+  key,
+  plain,
+  read_quantity,
+  same_quantity,
+  same_words,
+  unwrapped,
   verify,
 )
 
@@ -317,3 +327,244 @@ def test_an_answer_of_any_length_is_read(asked, unit):
     text = (unit * n)[:MAX_ANSWER]
     for gold in ("5 m", "words", "x^2"):
       assert verify(f"<answer>{text}</answer>", gold).status == "fail"
+
+
+# Words, formulae and symbols by spelling.
+
+
+@pytest.mark.parametrize(
+  "text, typed",
+  [
+    ("", ""), (r"\text{B}", "B"), (r"\textbf{\mathrm{B}}", "B"),
+    (r"$\beta$-decay", "β-decay"), (r"\Delta G^\circ", "Δ G°"),
+    (r"10^{-3}", "10^-3"), ("10⁻³", "10^-3"), ("H₂O", "H2O"),
+    (r"\ce{SO_4^{2-}}", "SO4^2-"), ("SO₄²⁻", "SO4^2-"),
+    (r"3\,\text{m}", "3 m"), (r"\frac{1}{2}", r"\frac{1}{2}"),
+    (r"\text{50\%}", "50%"), ("ｆｕｌｌ　ｗｉｄｔｈ", "full width"),
+    ("a\u200bb\u2060", "ab"), ("½", "1/2"), ("−5 – 3", "-5 - 3"),
+    ("µ Å Ω", "μ Å Ω"), ("**bold**", "bold"), (r"\alpha\beta", "αβ"),
+    (r"\alphabet", r"\alphabet"), ("В", "В"),  # Cyrillic, and stays so
+  ],
+)  # fmt: skip
+def test_plain_by_hand(text, typed):
+  assert plain(text) == typed
+
+
+@pytest.mark.parametrize(
+  "a, b",
+  [
+    ("The mitochondria.", "mitochondria"), ("A black hole", "black hole"),
+    ("MITOCHONDRIA", "Mitochondria"), (r"$\beta$-carotene", "beta carotene"),
+    ("α-helix", r"$\alpha$ helix"),
+    (r"\Delta H", "delta H"), ("Newton's second law", "newtons second law"),
+    ("(mitochondria)", '"mitochondria"'), ("well-known", "well known"),
+    ("COVID-19", "covid 19"),
+    (r"H_2O", "H₂O"), (r"\ce{Ca^{2+}}", "Ca²⁺"), ("Ca2+", "Ca^{2+}"),
+    ("sp3", "sp³"),
+    ("meiosis, then mitosis", "meiosis then mitosis"), (r"F = ma", "F=ma"),
+    ("1, 2, 3", "1,2,3"), ("No", "no"), ("Iron", "iron"),
+  ],
+)  # fmt: skip
+def test_what_says_the_same(a, b):
+  assert same_words(a, b) and same_words(b, a)
+
+
+@pytest.mark.parametrize(
+  "a, b",
+  [
+    ("CO", "Co"), ("CO2", "Co2"), ("H2O", "h2o"), ("NO", "no"),
+    ("O^{2-}", "O_2^-"), ("Fe^{2+}", "Fe^{3+}"), ("Na^+", "Na^-"), ("g", "G"),
+    ("p", "P"), ("PV = nRT", "PV = nrt"), ("mx = 2", "MX = 2"), ("x-1", "x1"),
+    ("x-1", "x 1"), ("x - \\sin y", "x \\sin y"), ("sinh-cos", "sinh cos"),
+    ("k (T_1 + T_2)", "k T_1 + T_2"), ("n!", "n"), ("f'", "f"), ("5'", "5"),
+    ("12", "1 2"), ("1.5", "15"), ("x^2", "x2"),
+    ("(+)-limonene", "(-)-limonene"), ("2-butanol", "1-butanol"),
+    ("(R)-2-butanol", "2-butanol"), ("electron", "electrons"), ("a", ""),
+    ("increases", "decreases"), ("mitochondria or nucleus", "mitochondria"),
+    ("not mitochondria", "mitochondria"), (">5", "<5"),
+  ],
+)  # fmt: skip
+def test_what_does_not_say_the_same(a, b):
+  assert not same_words(a, b) and not same_words(b, a)
+
+
+@pytest.mark.parametrize(
+  "word, formula",
+  [
+    ("CO", True), ("H2O", True), ("Fe2", True), ("OH^-", True),
+    ("Ca(OH)2", True), ("NaCl", True), ("sp3", True), ("sp^2", True),
+    ("sp4", False), ("Co", False), ("I", False), ("YES", False), ("DNA", False),
+    ("co2", False), ("42", False), ("Xy2", False), ("", False),
+  ],
+)  # fmt: skip
+def test_formulae_by_hand(word, formula):
+  assert is_formula(word) is formula
+
+
+def test_what_goes_around_all_is_taken_off():
+  assert unwrapped(r"\text{(B)}.") == "B"
+  assert unwrapped("[{x}]") == "x"
+  assert unwrapped("(a)(b)") == "(a)(b)"
+  assert unwrapped('"') == '"'
+
+
+@few
+@given(st.text(st.characters(exclude_characters="\\"), max_size=40))
+def test_any_text_is_like_itself_and_like_its_plain_form(text):
+  assert same_words(text, text)
+  assert key(f"  {text} ") == key(text)
+  assert key(text.replace("$", "")) == key(text)
+
+
+WORDS = st.lists(
+  st.sampled_from("cell wall Golgi β CO2 NaCl well 3.5 2 ATP".split()),
+  min_size=1,
+  max_size=5,
+)
+
+
+@few
+@given(WORDS)
+def test_formatting_does_not_matter(words):
+  text = " ".join(words)
+  for other in (
+    f"The {text}.",
+    rf"\text{{{text}}}",
+    f"**{text}**",
+    f"({text})",
+    text.replace("β", r"\beta").replace("CO2", "CO_2"),
+    text.replace("cell", "CELL").replace("CO2", "CO₂"),
+  ):
+    assert same_words(other, text), other
+
+
+@few
+@given(WORDS, WORDS)
+def test_other_words_are_other_answers(a, b):
+  assert same_words(" ".join(a), " ".join(b)) == (a == b)
+
+
+# Numbers with units.
+
+
+@pytest.mark.parametrize(
+  "text, value, step, unit",
+  [
+    ("5", "5", "0", {}), ("-5", "-5", "0", {}), ("+1,234", "1234", "0", {}),
+    ("1,234.50", "1234.5", "0.01", {}), (".5", "0.5", "0.1", {}),
+    ("2.0", "2", "0.1", {}), ("3/4", "0.75", "0", {}),
+    (r"-\frac{3}{4}", "-0.75", "0", {}),
+    (r"3.0 \times 10^{8}", "300000000", "10000000", {}),
+    ("3×10⁸", "300000000", "100000000", {}),
+    ("1.6e-2", "0.016", "0.001", {}), (r"10^{-3}", "0.001", "0", {}),
+    ("5 m/s", "5", "0", {"m": 1, "s": -1}),
+    ("5 m s^-1", "5", "0", {"m": 1, "s": -1}),
+    ("5 meters per second", "5", "0", {"m": 1, "s": -1}),
+    (r"9.8\,\mathrm{m/s^2}", "9.8", "0.1", {"m": 1, "s": -2}),
+    ("9.8 m/s²", "9.8", "0.1", {"m": 1, "s": -2}),
+    ("8.314 J/(mol K)", "8.314", "0.001", {"J": 1, "mol": -1, "K": -1}),
+    ("8.314 J/mol·K", "8.314", "0.001", {"J": 1, "mol": -1, "K": -1}),
+    ("25 °C", "25", "0", {"°C": 1}),
+    ("25 degrees Celsius", "25", "0", {"°C": 1}),
+    (r"30^\circ", "30", "0", {"°": 1}),
+    (r"50\%", "50", "0", {"%": 1}), ("2 kilojoules", "2", "0", {"kJ": 1}),
+    ("2 kJ", "2", "0", {"kJ": 1}),
+    ("4 µm", "4", "0", {"μm": 1}),
+    ("4 Ohms", "4", "0", {"Ω": 1}),
+    ("v = 5 m", "5", "0", {"m": 1}), ("pH 7.4", "7.4", "0.1", {}),
+    ("pH of about 7.4", "7.4", "0.1", {}), ("pH = 7.4", "7.4", "0.1", {}),
+    ("≈ 5.3 kg", "5.3", "0.1", {"kg": 1}),
+    ("about 7 min", "7", "0", {"min": 1}), ("6 m/m", "6", "0", {}),
+    ("5 million", "5", "0", {"million": 1}),
+  ],
+)  # fmt: skip
+def test_quantities_by_hand(text, value, step, unit):
+  quantity = read_quantity(text)
+  assert quantity is not None
+  assert (quantity.value, quantity.step) == (Fraction(value), Fraction(step))
+  assert quantity.unit == unit
+  assert quantity.known == ("million" not in unit)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "", "m", "five", "5 5", "5 or 6", "5, 6", "1,2345", "5!", "5±0.1", "1/0",
+    "2(3)", "x^2", "5-6", "1:2", "2-butanol", "9" * 61, f"1e{MAX_EXPONENT + 1}",
+    f"10^{MAX_EXPONENT + 1}", "1e99999", "5 m/s or 6 m/s", "..", "-", "e5",
+    "pH", "H 7", "pOH 7", "PH 7", "pH is", "pH or 7",
+  ],
+)  # fmt: skip
+def test_what_is_no_quantity(text):
+  assert read_quantity(text) is None
+  assert not same_quantity(text, "5")
+  assert not same_quantity("5", text)
+
+
+@pytest.mark.parametrize(
+  "gold, right, wrong",
+  [
+    ("5", ["5", "5.0", "10/2", "5 m", "x = 5"], ["5.001", "-5", "5 apples"]),
+    ("9.8", ["9.8", "9.81", "9.75", "9.85"], ["9.74", "9.9", "10", "9"]),
+    ("0.5", ["0.5", "0.503", "1/2"], ["0.46", "0.54", "0.506"]),  # 1 % at most
+    ("1.23456", ["1.234", "1.2352"], ["1.23", "1.237"]),  # 0.1 % at least
+    ("6.02e23", ["6.022 × 10^23", r"6.02\times10^{23}"], ["6.1e23", "6.02e22"]),
+    ("0.0", ["0", "0.00"], ["0.01", "1e-9"]),
+    ("-1.6e-19 C", ["-1.602e-19 C", "-1.6e-19"], ["1.6e-19 C", "-1.6e-19 V"]),
+    ("5 km", ["5", "5 km", "5 kilometers"], ["5000 m", "5 m", "5 apples"]),
+    ("4 MeV", ["4 MeV", "4"], ["4 meV", "4 eV", "4 keV"]),
+    ("3 mW", ["3 mW", "3 milliwatts"], ["3 MW"]),
+    ("50%", ["50 %", "50 percent", "50"], ["0.5", "5%"]),
+    ("5 million", ["5 million"], ["5", "5 billion", "5000000"]),
+    ("3d", ["3d"], ["3", "3p", "4d"]),
+    ("5 m/s", ["5 m s^{-1}", "5 m/s", "5"], ["5 m/s^2", "5 m s", "5 s/m"]),
+    ("pH 7.4", ["7.4", "pH = 7.4", "pH of 7.4"], ["7.4 M", "pH 7.4 M",
+      "pOH=7.4", "pKa = 7.4", "pK_a=7.4", "x = 7.4"]),
+    ("pOH = 7.4", ["pOH = 7.4", "7.4"], ["pH 7.4", "pH = 7.4"]),
+    ("7.4 M", ["7.4 M", "7.4"], ["pH 7.4", "pH = 7.4", "pH 7.4 M"]),
+    ("7.4 m/s", ["7.4"], ["pH 7.4", r"\text{pH} = 7.4"]),
+    ("7 mol", ["7"], ["pH 7", "pH is 7"]),
+    ("1/3", ["1/3", r"\frac{1}{3}", "2/6"], ["0.333", "0.33"]),
+  ],
+)  # fmt: skip
+def test_the_same_measurement(gold, right, wrong):
+  assert {text: same_quantity(text, gold) for text in right} == dict.fromkeys(
+    right, True
+  )
+  assert {text: same_quantity(text, gold) for text in wrong} == dict.fromkeys(
+    wrong, False
+  )
+
+
+NUMBERS = st.decimals(
+  min_value=-(10**6), max_value=10**6, places=3, allow_nan=False
+).filter(bool)
+UNITS = st.sampled_from(["", " m", " kg m^2", " J/mol", "%", " °C"])
+
+
+@few
+@given(NUMBERS, UNITS)
+def test_a_quantity_is_itself_however_it_is_written(number, unit):
+  gold = f"{number}{unit}"
+  power = f"{number.scaleb(2)}" + r" \times 10^{-2}" + unit
+  for text in (gold, f"${number}$ {unit}", f"v = {gold}", power):
+    assert same_quantity(text, gold), text
+
+
+@few
+@given(NUMBERS, UNITS)
+def test_what_is_off_is_seen(number, unit):
+  gold = f"{number}{unit}"
+  for factor in ("-1", "1.02", "0.98", "10", "0.1"):
+    wrong = Fraction(number) * Fraction(factor)
+    text = f"{wrong.numerator}/{wrong.denominator}"
+    assert not same_quantity(text, gold), text
+
+
+@few
+@given(st.integers(-(10**9), 10**9), st.integers(1, 10**9))
+def test_fractions_are_exact(above, below):
+  assert same_quantity(f"{2 * above}/{2 * below}", f"{above}/{below}")
+  assert not same_quantity(
+    f"{above * below + 1}/{below * below}", f"{above}/{below}"
+  )
