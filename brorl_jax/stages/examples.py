@@ -208,18 +208,15 @@ class Examples:
         self._render(example)
       return data.examples
     limit = self._c.prompt_tokens
-    kept, dropped = [], []
-    for example in data.examples:
-      fits = len(self._ids(example)) <= limit
-      (kept if fits else dropped).append(example)
-    for name in {e.domain for e in dropped} - {e.domain for e in kept}:
+    kept = [e for e in data.examples if len(self._ids(e)) <= limit]
+    for name in {e.domain for e in data.examples} - {e.domain for e in kept}:
       raise TooLong(
         f"config.data.prompt_tokens = {limit}: every {name} prompt has more "
         "tokens; raise it"
       )
-    if dropped:
+    if dropped := len(data.examples) - len(kept):
       self.log_lines.append(
-        f"left out {len(dropped)} prompts of more than {limit} tokens"
+        f"left out {dropped} prompts of more than {limit} tokens"
       )
     return kept
 

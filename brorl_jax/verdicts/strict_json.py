@@ -82,13 +82,8 @@ def parse(line: bytes) -> dict[str, Any]:
   """The one JSON object of a line.
 
   Strict: UTF-8 without a byte order mark, every key once, no NaN or Infinity
-  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels. Linear time.
-
-  Args:
-    line: At most `MAX_LINE` bytes, with or without the line end.
-
-  Raises:
-    Refused: The line is not such an object.
+  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels. Linear time. The
+  caller has limited the line to `MAX_LINE`.
   """
   try:
     text = line.decode()
@@ -162,12 +157,7 @@ def _name(key: str) -> str:
 
 
 def text(value: Any, field: str) -> str:
-  """Checks a text that the policy or a person reads.
-
-  Raises:
-    Refused: It is not a text, empty, or has control tokens or invisible
-      characters.
-  """
+  """Refuses a text with control tokens or invisible characters, or none."""
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
   if not value.strip():

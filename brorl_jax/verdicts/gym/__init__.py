@@ -153,8 +153,8 @@ def heldout(
   """Held-out puzzles with distinct questions, ordered by family.
 
   Raises:
-    ValueError: A family has too few questions. It is called too small when one
-      more question would have appeared with probability 1 - exp(-10).
+    ValueError: A family has too few questions: one more would have appeared
+      with probability 1 - exp(-10).
   """
   if per_family < 1:
     raise ValueError(f"per_family = {per_family}; use a number >= 1")
