@@ -233,17 +233,11 @@ def test_skipping_says_what_was_skipped(tmp_path):
   data = read(path, domains=SIMPLE, skip_bad=True)
   assert [e.id for e in data.examples] == ["a", "c"]
   assert data.places == [Place(path, 1), Place(path, 5)]
-  assert [(s.place.line, s.field) for s in data.skipped] == [
-    (2, ""),
-    (3, "id"),
-    (4, "answer"),
-  ]
-  assert data.skipped[2] == Skipped(
-    Place(path, 4), "answer", "'eight' cannot be read; write a number"
-  )
-  assert mentions(
-    str(data.skipped[2]), f"{path}, line 4, field 'answer': 'eight' ... number"
-  )
+  skipped = [(s.place.line, s.field) for s in data.skipped]
+  assert skipped == [(2, ""), (3, "id"), (4, "answer")]
+  why = "'eight' cannot be read; write a number"
+  assert data.skipped[2] == Skipped(Place(path, 4), "answer", why)
+  assert str(data.skipped[2]) == f"{path}, line 4, field 'answer': {why}"
 
 
 def test_something_must_be_left(tmp_path):
@@ -263,28 +257,18 @@ def test_a_missing_library_is_not_the_lines_fault(tmp_path):
 
 
 def test_the_digest_notices_every_change():
-  def example(**changed):
-    fields = {
-      "id": "a", "domain": "math", "task": "s",
-      "messages": ({"role": "user", "content": "q"},), "entry": {"answer": "8"},
-    }  # fmt: skip
-    return Example(**(fields | changed))
-
-  base = [example(), example(id="b")]
-  others = [
-    base[:1],
-    base[::-1],
-    [example(task="t"), base[1]],
-    [example(messages=({"role": "user", "content": "r"},)), base[1]],
-    [example(entry={"answer": "9"}), base[1]],
-    [example(columns={"level": 1}), base[1]],
-    [example(columns={"level": 2}), base[1]],
-    [],
-  ]
-  assert digest(base) == digest([example(), example(id="b")])
+  asked = lambda text: ({"role": "user", "content": text},)
+  one = Example("a", "math", "s", asked("q"), {"answer": "8"})
+  two = dataclasses.replace(one, id="b")
+  changed = [
+    {"task": "t"}, {"messages": asked("r")}, {"entry": {"answer": "9"}},
+    {"columns": {"level": 1}}, {"columns": {"level": 2}},
+  ]  # fmt: skip
+  others = [[dataclasses.replace(one, **x), two] for x in changed]
+  others += [[one], [two, one], []]
   # Recorded once; a change here refuses to resume every run.
-  assert digest(base) == "80c531739f53819f4190cfc5e8faaa96"
-  assert len({digest(each) for each in (base, *others)}) == len(others) + 1
+  assert digest([one, two]) == "80c531739f53819f4190cfc5e8faaa96"
+  assert len({*map(digest, ([one, two], *others))}) == len(others) + 1
 
 
 # Lines, strictly.
@@ -376,31 +360,19 @@ def test_a_program_may_have_a_time_limit_of_its_own(tmp_path):
 
 
 def test_parquet_holds_the_same_records(tmp_path, parquet):
+  of = lambda name, domain, **more: {"id": name, "domain": domain, **more}
+  chat = [{"role": "user", "content": "Double."}]
+  tests = {"inputs": ["1"], "outputs": ["2"]}
+  ask = lambda **kwargs: [{"id": "x:y", "kwargs": kwargs}]
   rows = [
-    {"id": "m", "domain": "math", "prompt": "3 + 5?", "answer": "8"},
-    {
-      "id": "c",
-      "domain": "code",
-      "messages": [{"role": "user", "content": "Double."}],
-      "tests": {"inputs": ["1"], "outputs": ["2"]},
-    },
-    {
-      "id": "i",
-      "domain": "instructions",
-      "prompt": "Write.",
-      "instructions": [{"id": "x:y", "kwargs": {"a": 1}}],
-    },
-    {
-      "id": "j",
-      "domain": "instructions",
-      "prompt": "Write more.",
-      "instructions": [{"id": "x:y", "kwargs": {"b": ["z"]}}],
-    },
+    of("m", "math", prompt="3 + 5?", answer="8"),
+    of("c", "code", messages=chat, tests=tests),
+    of("i", "instructions", prompt="Write.", instructions=ask(a=1)),
+    of("j", "instructions", prompt="More.", instructions=ask(b=["z"])),
   ]
   as_lines = write(tmp_path / "a.jsonl", *map(json.dumps, rows))
   ours = read(parquet(rows), domains=SIMPLE)
-  theirs = read(as_lines, domains=SIMPLE)
-  assert ours.examples == theirs.examples
+  assert ours.examples == read(as_lines, domains=SIMPLE).examples
   assert str(ours.places[2]).endswith("a.parquet, row 3")
 
 
@@ -523,52 +495,38 @@ def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
     "prompt": [{"role": "user", "content": "3 + 5?"}],
     "ability": "math",
     "reward_model": {"style": "rule", "ground_truth": "8"},
-    "extra_info": {"index": 3},
   }
-  names = {
-    "messages": "prompt",
-    "answer": "reward_model.ground_truth",
-    "source": "data_source",
-    "domain": "ability",
-  }
+  names = {"messages": "prompt", "answer": "reward_model.ground_truth"}
+  names |= {"source": "data_source", "domain": "ability"}
   for path in (parquet([row]), plain(tmp_path / "a.jsonl", row)):
-    data = read(path, form=Form(names), domains=DOMAINS)
-    [example] = data.examples
+    [example] = read(path, form=Form(names), domains=DOMAINS).examples
     assert (example.id, example.domain) == ("a/1", "math")
     assert (example.task, example.question) == ("gsm8k", "3 + 5?")
     assert example.entry == {"answer": "8"}
     # The object is passed on as a whole.
-    assert example.columns == {
-      "reward_model": row["reward_model"],
-      "extra_info": {"index": 3},
-    }
+    assert example.columns == {"reward_model": row["reward_model"]}
 
 
 @pytest.mark.parametrize(
   "changed, field, says",
   [
-    (
-      {"question": None, "qestion": "3 + 5?"},
-      "question",
-      "missing ... config.data.fields ... 'qestion'",
-    ),
+    ({"question": None, "qestion": "3 + 5?"}, "question",
+      "missing ... config.data.fields ... 'qestion'"),
     ({"answer": None}, "answer", "missing ... config.data.fields"),
-    ({"choises": ["8"]}, "", ""),
-    ({"soruce": "mine"}, "", ""),
     ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
-    ({"data_source": "mine"}, "", ""),
-    ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
     ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
-    ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
     ({"domain": "maths"}, "domain", "'maths' ... unknown"),
     ({"id": 3, "domain": "math"}, "id", "3 ... text"),
     # Of lines that say nothing of ours, what could be no field is a column.
-    ({"id": 3}, "", ""),
+    ({"choises": ["8"]}, "", ""), ({"soruce": "mine"}, "", ""),
+    ({"data_source": "mine"}, "", ""), ({"id": 3}, "", ""),
+    ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
+    ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
     ({"id": "gsm8k/7", "source": "AIME 2024"}, "", ""),
     ({"domain": "algebra"}, "", ""),
     ({"messages": [{"role": "user", "content": "3 + 5?"}]}, "", ""),
   ],
-)
+)  # fmt: skip
 def test_columns_are_passed_through_but_slips_are_not(
   tmp_path, changed, field, says
 ):
@@ -579,11 +537,8 @@ def test_columns_are_passed_through_but_slips_are_not(
     [example] = read(path, form=GSM8K, domains=DOMAINS).examples
     assert example.columns == {"level": 2, **changed}
     return
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, f"a.jsonl, line 1, field {field!r} ... {says}"):
     read(path, form=GSM8K, domains=DOMAINS)
-  named = f"a.jsonl, line 1, field {field!r} ... {says}"
-  assert mentions(str(error.value), named)
-  assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -333,12 +333,17 @@ def _hanoi(answer: str, entry: Entry) -> bool | str:
   return "too many moves" if len(lines) > limit else pegs[target] == tower
 
 
-def _survo(answer: str, entry: Entry) -> bool:
+def _survo(answer: str, entry: Entry) -> bool | str:
   """Accepts any filling: one puzzle in sixty has two."""
   metadata = entry["metadata"]
   puzzle = metadata["puzzle"]
   candidates = sorted(metadata["candidate_numbers"])
-  grid = [[*map(int, row)] for row in _rows(answer)]
+  rows = _rows(answer)
+  if not all(
+    re.fullmatch(r"(?a)\d{1,9}", word) for row in rows for word in row
+  ):
+    return "refused: not rows of numbers"
+  grid = [[*map(int, row)] for row in rows]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:
     return False
   cells = [
@@ -384,7 +389,7 @@ CHECKS: Mapping[str, Check] = {
 }
 
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
-_SIGNED = rf"(?a:[+-]?{_DECIMAL})"
+_REAL = rf"(?a:[+-]?{_DECIMAL})"
 _PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
@@ -413,8 +418,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     r"[01](?:[ \t]+[01])*(?:[ \t]*\n[ \t]*[01](?:[ \t]+[01])*)*",
     "rows of 0 and 1",
   ),
-  "pool_matrix": (rf"{_SIGNED}(?:\s+{_SIGNED})*", "rows of numbers"),
-  "survo": (r"[0-9]{1,9}(?:\s+[0-9]{1,9})*", "rows of numbers"),
+  "pool_matrix": (rf"{_REAL}(?:\s+{_REAL})*", "rows of numbers"),
   "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
   "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

@@ -415,9 +415,6 @@ def test_hostile_answers_fail_and_nothing_runs(
   assert capfd.readouterr().out == ""
 
 
-# Whether the answers are right, by other means.
-
-
 # Drawing puzzles.
 
 
