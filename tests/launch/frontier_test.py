@@ -15,7 +15,6 @@ from brorl_jax.configs import frontier
 from brorl_jax.main import settings
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
-from brorl_jax.model.tokenizer import left_pad
 from launch.frontier import (
   analysis,
   arms,
@@ -89,15 +88,16 @@ def test_probabilities_are_those_of_the_policy(monkeypatch):
   vars(known)["some"] = known.mask.any(axis=2)
   got = exact.reader(TINY)(params, known)
   assert got.shape == (3, 3) and got[2, 2] == 0.0
-  some = [(0, 0), (0, 2), (1, 0), (1, 2), (2, 0)]
-  said = [known.response[i][known.mask[i]] for i in some]
-  asked = [known.prompt[p][known.prompt_mask[p]] for p, _ in some]
-  rows = [[*a, *b] for a, b in zip(asked, said, strict=True)]
-  whole = map(jnp.asarray, left_pad(rows, 9))
-  logits = np.asarray(jax.nn.log_softmax(TINY.logits(params, *whole)))
-  for i, ids, row in zip(some, said, logits, strict=True):
-    want = row[np.arange(8 - len(ids), 8), ids].sum()
-    assert np.log(got[i]) == pytest.approx(want, abs=1e-4)
+  for p, a in itertools.product(range(3), (0, 2)):
+    said = known.response[p, a][known.mask[p, a]]
+    if not len(said):
+      continue
+    row = [*known.prompt[p][known.prompt_mask[p]], *said]
+    whole = jnp.asarray([row]), jnp.ones((1, len(row)), bool)
+    logits = jax.nn.log_softmax(TINY.logits(params, *whole)[0])
+    places = np.arange(len(row) - len(said) - 1, len(row) - 1)
+    want = float(jnp.sum(logits[places, jnp.asarray(said)]))
+    assert np.log(got[p, a]) == pytest.approx(want, abs=1e-4)
 
 
 def test_a_summary_by_hand():

@@ -258,7 +258,7 @@ def test_embedded_policy_is_within_its_promises():
   config = json.loads((ASSETS / "config.json").read_text())
   assert config["model_type"] == "qwen2"
 
-  heldout = gym.heldout(families(), per_family=10, seed=0)
+  heldout = gym.heldout(families(), per_family=20, seed=0)
   data = demonstrate(heldout)
   layout = supervised.PairLayout(tokens=128, rows=1, microbatches=len(data))
   (rows,) = supervised.epoch(
