@@ -24,7 +24,6 @@ from runs_for_tests import problems
 from brorl_jax import config as sections
 from brorl_jax.configs import base
 from brorl_jax.data import dataset
-from brorl_jax.data import heldout as data_heldout
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import evaluate as evaluate_command
 from brorl_jax.main import export, recorder, report, settings
@@ -425,7 +424,8 @@ def test_a_prompt_draws_by_its_number_with_the_key_of_step_0(
 ):
   this, examples, scorer, *_ = wired
   c, how = this.config, this.phases[0].memory.heldout
-  how = dataclasses.replace(how, prompts=5)
+  load = dataclasses.replace(how.load, prompts=5)
+  how = dataclasses.replace(how, load=load)
   prompts, params = examples.heldout(), {"w": np.arange(3.0)}
   told, fits, own, drawn, key = sampled(
     recorder.records(
@@ -529,9 +529,9 @@ def test_its_own_held_out_part_may_be_evaluated_and_no_other(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(60))
   trained_on = run_on(tmp_path / "run", a, one_in=3)
   data = dataset.read(a, domains=DOMAINS)
-  _, mine = data_heldout.split(data, one_in=3)
+  _, mine = dataset.split(data, one_in=3)
   assert refuse(trained_on, mine) == []
-  _, other = data_heldout.split(data, one_in=4)
+  _, other = dataset.split(data, one_in=4)
   with pytest.raises(ValueError, match=r"had this prompt: .*'q-\d+'"):
     refuse(trained_on, other)
 
