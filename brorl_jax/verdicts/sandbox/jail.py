@@ -43,15 +43,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.verdicts.sandbox import (
-  codec,
-  library_calls,
-  seccomp_landlock,
-)
+from brorl_jax.verdicts.sandbox import codec, library_calls, seccomp_landlock
 from brorl_jax.verdicts.sandbox.library_calls import isolation_error
-from brorl_jax.verdicts.sandbox.process import NOBODY, Failed, as_jail
-from brorl_jax.verdicts.sandbox.protocol import Limits
-from brorl_jax.verdicts.sandbox.zygote import JobResult, Zygote
+from brorl_jax.verdicts.sandbox.process import Failed
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
+from brorl_jax.verdicts.sandbox.zygote import (
+  NOBODY,
+  JobResult,
+  Zygote,
+  as_jail,
+)
 
 __all__ = ["Failed", "Jail", "isolation_error", "mine"]
 

@@ -16,9 +16,10 @@ from brorl_jax.verdicts.sandbox import (
   library_calls,
   process,
   seccomp_landlock,
+  zygote,
 )
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail
-from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 TABLE = "library_calls_for_tests"
 
@@ -276,7 +277,7 @@ def test_a_private_interpreter_is_passed_over(fresh, monkeypatch, tmp_path):
 def with_calls(monkeypatch, *names):
   """The filter lets some calls through, whoever reads its source."""
   added = {"fork": "clone:56:220", "socket": "socket:41:198"}
-  real = process._boot
+  real = zygote._boot
 
   def boot(**options):
     text = real(**options).decode()
@@ -286,7 +287,7 @@ def with_calls(monkeypatch, *names):
       text = text.replace(row, f"{row} {added[name]}", 1)
     return text.encode()
 
-  monkeypatch.setattr(process, "_boot", boot)
+  monkeypatch.setattr(zygote, "_boot", boot)
 
 
 @pytest.mark.ci
@@ -318,14 +319,14 @@ def test_a_hole_in_the_filter_is_refused(fresh, monkeypatch, call, hole):
   ),
 )
 def test_a_wall_that_is_missing_is_noticed(fresh, monkeypatch, line, hole):
-  real = process._boot
+  real = zygote._boot
 
   def boot(**options):
     text = real(**options).decode()
     assert text.count(line.strip()) == 1
     return text.replace(line.strip(), "pass").encode()
 
-  monkeypatch.setattr(process, "_boot", boot)
+  monkeypatch.setattr(zygote, "_boot", boot)
   monkeypatch.setenv("PATH", "")
   refused(hole)
 
