@@ -133,6 +133,20 @@ def run_all(names, level, canaries, *, at_once: int) -> dict[str, Report]:
   return reports
 
 
+def change_source(monkeypatch, old, new, times=100) -> list[str]:
+  """The source of the next jails has something else; returns their sources."""
+  real, sources = zygote._boot, []
+
+  def boot(**options):
+    text = real(**options).decode()
+    assert text.count(old) == 1
+    sources.append(text.replace(old, new) if len(sources) < times else text)
+    return sources[-1].encode()
+
+  monkeypatch.setattr(zygote, "_boot", boot)
+  return sources
+
+
 def children() -> set[int]:
   return {*process._children(os.getpid())}
 

@@ -434,27 +434,15 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
   new_jail, monkeypatch
 ):
   """Its process ends before the program's first line."""
-  boot = zygote._boot
-
-  def broken(**options):
-    text = boot(**options)
-    line = b"os.write(fds[1], BEGUN)"
-    assert text.count(line) == 1
-    return text.replace(line, b"if broken: raise OSError")
-
-  monkeypatch.setattr(zygote, "_boot", broken)
-  with pytest.raises(process.Failed, match="failed twice in a row"):
-    run_calls(new_jail, HONEST)
-  tried = []
-
-  def once(**options):
-    tried.append(1)
-    return broken(**options) if len(tried) == 1 else boot(**options)
-
-  monkeypatch.setattr(zygote, "_boot", once)
+  change = "os.write(fds[1], BEGUN)", "if broken: raise OSError"
+  with monkeypatch.context() as patch:
+    hostile_code.change_source(patch, *change)
+    with pytest.raises(process.Failed, match="failed twice in a row"):
+      run_calls(new_jail, HONEST)
   failed = new_jail.failures
+  sources = hostile_code.change_source(monkeypatch, *change, times=1)
   assert answers(new_jail)
-  assert len(tried) == 2
+  assert len(sources) == 2
   # Both that failed in a row, and the first of these two.
   assert (failed, new_jail.failures) == (2, 3)
 
@@ -463,11 +451,11 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
   "line, job",
   [
     (
-      b"texts, most = job",
+      "texts, most = job",
       {"mode": "stdio", "program": "1", "inputs": [""], "together": 1},
     ),
     (
-      b"answered, answer = os.pipe()",
+      "answered, answer = os.pipe()",
       {"mode": "check", "program": "def f(): 0", "function": "f"},
     ),
   ],
@@ -475,14 +463,8 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
 def test_what_cannot_be_forked_is_the_jails_fault(
   new_jail, monkeypatch, line, job
 ):
-  boot = zygote._boot
-
-  def broken(**options):
-    text = boot(**options)
-    assert text.count(line) == 1
-    return text.replace(line, b"raise BlockingIOError; " + line)
-
-  monkeypatch.setattr(zygote, "_boot", broken)
+  broken = f"raise BlockingIOError; {line}"
+  hostile_code.change_source(monkeypatch, line, broken)
   tests = b"def check(c): c()" if job["mode"] == "check" else b""
   with pytest.raises(process.Failed, match="failed twice in a row"):
     new_jail.run(job, limits=Limits(), tests=tests)
