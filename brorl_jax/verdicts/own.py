@@ -361,20 +361,19 @@ class Rewards:
     """
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
-    self._workers = [FunctionWorker(names, timeout_s) for _ in range(workers)]
+    self.digests: dict[str, str] = {}
+    self._workers = [
+      FunctionWorker(names, timeout_s, self.digests) for _ in range(workers)
+    ]
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
     self._in_a_row = 0
     try:
-      hello = self._workers[-1].load()
+      self._whole = self._workers[-1].load()
     except Failed as error:
       self._workers[-1].close()
       raise ValueError(str(error)) from None
-    self.digests: dict[str, str] = hello["digests"]
-    self._whole: list[bool] = hello["whole"]
-    for each in self._workers:
-      each.digests = self.digests
     self._threads = futures.ThreadPoolExecutor(workers, "reward")
 
   def __enter__(self) -> Rewards:
@@ -471,27 +470,25 @@ def _example(example: Example) -> str:
 
 
 class FunctionWorker(process.Worker):
-  """A process that calls a user's functions; one thread asks at a time.
+  """A process that calls a user's functions; one thread asks at a time."""
 
-  Attributes:
-    digests: Hashes that the files of the functions must have; None: any.
-  """
-
-  def __init__(self, names: Sequence[str], timeout_s: float):
+  def __init__(
+    self, names: Sequence[str], timeout_s: float, digests: dict[str, str]
+  ):
+    """`digests` are the hashes that the first of all processes loaded."""
     super().__init__(reply_bytes=_MAX_REPLY)
-    self.digests: Mapping[str, str] | None = None
-    self._names, self._timeout_s = names, timeout_s
+    self._names, self._timeout_s, self._digests = names, timeout_s, digests
 
-  def load(self) -> dict[str, Any]:
-    """Starts the process and returns its first message; raises Failed."""
+  def load(self) -> list[bool]:
+    """Starts the process; which functions take a group; raises Failed."""
     with self._question(f"{_WHAT} = {[*self._names]}"):
       hello = self._begin(_LOAD_S)
     if "error" in hello:
       raise Failed(hello["error"])
-    for name, digest in (self.digests or {}).items():
-      if hello["digests"][name] != digest:
+    for name, digest in hello["digests"].items():
+      if self._digests.setdefault(name, digest) != digest:
         raise Failed(f"the file of {name} changed during the run")
-    return hello
+    return hello["whole"]
 
   def ask(
     self, which: int, responses: Sequence[str], example: str, step: int | None
