@@ -304,12 +304,12 @@ def _try_isolation() -> str:
   read, write = os.pipe()
   pid = os.fork()
   if pid == 0:
+    result = "up"
     try:
       seccomp_landlock.isolate(_LIMITS, readable=readable(), writable=())
     except BaseException as error:
-      os.write(write, process.describe(error).encode())
-    else:
-      os.write(write, b"up")
+      result = process.describe(error)
+    os.write(write, result.encode())
     os._exit(0)
   os.close(write)
   result = jail_main.contents(read).decode()

@@ -44,19 +44,6 @@ def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
   it.close()
 
 
-def test_failures_are_counted():
-  it = Jail(TABLE)
-  assert it.failures == 0
-  for count in (1, 2):
-    with pytest.raises(Failed, match=r"^crash: the worker process died$"):
-      it.ask("crash", 0)
-    assert it.failures == count
-  with pytest.raises(Failed, match=r"^sleep: late"):
-    it.ask("sleep", timeout=0.1)
-  assert it.failures == 3
-  it.close()
-
-
 @pytest.fixture
 def level():
   level = jail.measure()
