@@ -16,9 +16,8 @@ from brorl_jax.verdicts.sandbox import codec, jail_main, process, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
-LEVEL = jails.require(allow_inner=True)
 # Both layers, and the walls alone, whichever this machine's own level is.
-INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
+LEVELS = ["probed", pytest.param("inner", marks=pytest.mark.ci)]
 # There is no place to write without namespaces, and threads are not started.
 NOT_INNER = {"honest_temporary_file", "honest_threads", "honest_stdio_thread"}
 # One for each way out, and some that are honest; CI runs all of them.
@@ -30,13 +29,19 @@ DESK = set(
 )
 
 
-@pytest.fixture(
-  scope="module",
-  params=[
-    pytest.param(LEVEL, id="probed"),
-    pytest.param(INNER, id="inner", marks=pytest.mark.ci),
-  ],
-)
+def level_of(name):
+  level = jails.require(allow_inner=True)
+  if name == "inner":
+    level = dataclasses.replace(level, name="inner", bubblewrap=None)
+  return level
+
+
+@pytest.fixture
+def level(request):
+  return level_of(request.param)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
 def run(request):
   """All selected programs, four at a time, and what became of the host."""
   cases = [
@@ -44,12 +49,13 @@ def run(request):
     for test in request.session.items
     if test.name.startswith("test_verdict[")
   ]
-  names = [case["name"] for case in cases if case["run"] is request.param]
+  names = [case["name"] for case in cases if case["run"] == request.param]
+  level = level_of(request.param)
   with hostile_code.Canaries() as canaries:
     reports = hostile_code.run_all(
-      names or hostile_code.NAMES, request.param, canaries, at_once=4
+      names or hostile_code.NAMES, level, canaries, at_once=4
     )
-    return request.param, reports, canaries.complaints(), canaries.secret
+    return level, reports, canaries.complaints(), canaries.secret
 
 
 @pytest.mark.parametrize(
@@ -117,16 +123,23 @@ def answers(jail):
 
 @pytest.fixture
 def new_jail():
-  jail = LEVEL.zygote()
+  jail = level_of("probed").zygote()
   yield jail
   jail.close()
 
 
 @pytest.fixture(scope="module")
 def jail():
-  jail = LEVEL.zygote()
+  jail = level_of("probed").zygote()
   yield jail
   jail.close()
+
+
+@pytest.fixture
+def full_jail(new_jail):
+  if not new_jail._bubblewrap:
+    pytest.skip("no scratch, and threads are not started")
+  return new_jail
 
 
 def payloads(ended):
@@ -208,7 +221,7 @@ def test_limits_are_those_of_the_job(jail):
   assert frame.why == b"runtime error: MemoryError"
 
 
-@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+@pytest.mark.parametrize("level", ["probed", "inner"], indirect=True)
 def test_what_a_program_finds(level):
   program = """
 import os, sys
@@ -236,9 +249,7 @@ def f(x):
     assert (cwd, here) == ("/", "refused")
 
 
-def test_scratch_is_removed_and_its_neighbour_out_of_reach(new_jail):
-  if LEVEL.name != "full":
-    pytest.skip("there is no scratch")
+def test_scratch_is_removed_and_its_neighbour_out_of_reach(full_jail):
   program = """
 import glob, os
 def f(x):
@@ -253,7 +264,7 @@ def f(x):
   return glob.glob("/tmp/*/*") + glob.glob("/tmp/*note")
 """
   for n in (1, 2):
-    (payload,) = payloads(run_calls(new_jail, program))
+    (payload,) = payloads(run_calls(full_jail, program))
     assert b"written" not in payload
     found = received(payload)
     assert sorted(found) in ([], [f"/tmp/{n}/a", f"/tmp/{n}/note"])
@@ -276,8 +287,7 @@ def value(jail, body, head=""):
   return received(payload)
 
 
-@pytest.mark.skipif(LEVEL.name != "full", reason="there is no scratch")
-def test_scratch_is_limited_and_each_job_has_all_of_it(jail):
+def test_scratch_is_limited_and_each_job_has_all_of_it(full_jail):
   fill = """
 import os
 made = 0
@@ -289,7 +299,7 @@ except OSError:
   pass
 return made
 """
-  assert [value(jail, fill) for _ in range(3)] == [5, 5, 5]  # of 32 MB
+  assert [value(full_jail, fill) for _ in range(3)] == [5, 5, 5]  # of 32 MB
   many = """
 import os
 for made in range(10_000):
@@ -299,11 +309,10 @@ for made in range(10_000):
     return made
 """
   for _ in range(2):
-    assert 4_000 < value(jail, many) < 4_096
+    assert 4_000 < value(full_jail, many) < 4_096
 
 
-@pytest.mark.skipif(LEVEL.name != "full", reason="all of the user count")
-def test_threads_are_limited(jail):
+def test_threads_are_limited(full_jail):
   body = """
 import threading, time
 threading.stack_size(32_768)
@@ -313,7 +322,7 @@ for made in range(1_000):
   except RuntimeError:
     return made
 """
-  assert 50 < value(jail, body) < 64
+  assert 50 < value(full_jail, body) < 64
 
 
 def test_a_job_has_its_own_descriptors_and_no_others(jail):
@@ -397,9 +406,9 @@ def test_a_program_that_takes_the_jail_along_fails(new_jail, monkeypatch):
 @pytest.mark.parametrize(
   "path", tiers.some(["/nowhere/python", "/bin/false", "/bin/cat"], 1)
 )
-@pytest.mark.parametrize("bubblewrap", [LEVEL.bubblewrap, None])
-def test_no_interpreter(path, bubblewrap):
-  jail = zygote.Zygote(path, bubblewrap=bubblewrap)
+@pytest.mark.parametrize("level", ["probed", "inner"], indirect=True)
+def test_no_interpreter(path, level):
+  jail = zygote.Zygote(path, bubblewrap=level.bubblewrap)
   with pytest.raises(process.Failed) as error:
     run_calls(jail, HONEST)
   assert str(error.value).startswith(("the jail did not start", "cannot start"))
@@ -563,7 +572,7 @@ def f(x):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+@pytest.mark.parametrize("level", ["probed", "inner"], indirect=True)
 def test_threads_of_one_program_are_not_missed_by_another(level):
   """As many as it can start, while others run beside it."""
   hog, other = level.zygote(), level.zygote()
