@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from brorl_jax import config, evaluate
-from brorl_jax.data import dataset, heldout
+from brorl_jax.data import dataset
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import recorder
-from brorl_jax.plan import checkpoint_source, functions
+from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Evaluation
 from brorl_jax.rollout import dynamic_sampling
@@ -75,7 +75,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   Raises ValueError if they do not fit together, or not to the folder.
   """
   c, which = this.config, this.source
-  examples = Examples.of(c, this.text)
+  examples = Examples(c, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   held = examples.heldout()
   leaked = refuse_trained_on(
@@ -98,9 +98,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
       f"this is one of {_name(evaluated)}; choose another workdir"
     )
   scorer = Scorer(c.reward, examples)
-  functions.refuse_changes(
-    folder.stored(workdir, "functions"), scorer.functions
-  )
+  resolve.refuse_changes(folder.stored(workdir, "functions"), scorer.functions)
   entries = {
     "evaluated": evaluated,
     "data": examples.fingerprint,
@@ -144,7 +142,7 @@ def _sampled(
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
-  n, chunk = this.config.eval.n, this.heldout.prompts
+  n, chunk = this.config.eval.n, this.heldout.load.prompts
   step = parts.entries["evaluated"]["step"] or 0
   wanted = [(one.id, i, step) for one in parts.heldout for i in range(n)]
   records = _whole(path, wanted, n * chunk)
@@ -218,9 +216,9 @@ def refuse_trained_on(
     stored = any(example.domain == MADE for example in train.examples)
     had = "had"
     try:
-      heldout.refuse_overlap(train, evaluated)
+      dataset.refuse_overlap(train, evaluated)
       had = "may have drawn"
-      heldout.refuse_drawn(evaluated, [] if stored else start.made)
+      dataset.refuse_drawn(evaluated, [] if stored else start.made)
     except dataset.DataError as e:
       raise ValueError(
         f"the training of {start.run} {had} this prompt: {e}"
@@ -244,7 +242,7 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
       missing.append(str(e))
       continue
     if start.heldout_one_in:
-      read = heldout.trained_on(read, one_in=start.heldout_one_in)
+      read = dataset.trained_on(read, one_in=start.heldout_one_in)
     examples += read.examples
     places += read.places
   return dataset.Data(examples, places), missing

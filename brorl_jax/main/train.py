@@ -21,7 +21,6 @@ from jaxtyping import PyTree
 from brorl_jax import config, train
 from brorl_jax.config import Config, Warmup
 from brorl_jax.data import dataset, schema
-from brorl_jax.data import heldout as splits
 from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
@@ -30,7 +29,7 @@ from brorl_jax.main import export, report
 from brorl_jax.main.recorder import Recorder, Together, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
-from brorl_jax.plan import checkpoint_source, functions
+from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.resolve import Phase, Run, WithPolicy
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
@@ -123,11 +122,11 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   data and functions of the folder.
   """
   before = lambda what: None if anew else folder.stored(workdir, what)
-  functions.refuse_changes(before("functions"), this.functions)
-  examples = Examples.of(this.config, this.text)
+  resolve.refuse_changes(before("functions"), this.functions)
+  examples = Examples(this.config, this.text)
   examples.refuse_changes(before("data"))
   scorer = Scorer(this.config.reward, examples)
-  functions.refuse_changes(before("functions"), scorer.functions)
+  resolve.refuse_changes(before("functions"), scorer.functions)
   named = {**this.functions, **scorer.functions}
   held, source = examples.heldout(), this.source.source
   processes.require_same(
@@ -182,7 +181,7 @@ def stages(
 def _summary(phase: Phase) -> str:
   """Lines for the log."""
   c = phase.config
-  lr, base = functions.scaled_lr(c), c.optim.lr
+  lr, base = resolve.scaled_lr(c), c.optim.lr
   return (
     f"from step {phase.since}: {c.sampling.prompts} prompts x "
     f"{c.sampling.per_prompt} rollouts; {sampling.form(phase)}\n"
@@ -458,7 +457,7 @@ def read_pairs(
   except ValueError as e:
     raise ValueError(f"config.data.fields: {e}") from None
   read = functools.partial(dataset.read_pairs, names=names, skip_bad=c.skip_bad)
-  both = splits.sides(read, c.files, c.heldout_files, one_in=c.heldout_one_in)
+  both = dataset.sides(read, c.files, c.heldout_files, one_in=c.heldout_one_in)
   sides, summaries = [], []
   for name, data in zip(("to train on", "held out"), both, strict=True):
     sides.append(fitting := _fitting(this, data))
@@ -489,7 +488,7 @@ def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
     asked = posed(example, system=c.system)
-    response = text.encode(dataset.pair_response(example))
+    response = text.encode(example.entry["response"])
     pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
     if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
       kept.append(pair)
