@@ -270,11 +270,14 @@ def _next_frame(data: bytearray, at: int) -> tuple[Frame, int] | None:
   begin = at + jail_main.FRAME.size
   if len(data) < begin:
     return None
-  *head, size, more = jail_main.FRAME.unpack_from(data, at)
+  index, status, first, cpu_s, size, more = jail_main.FRAME.unpack_from(
+    data, at
+  )
   middle, end = begin + size, begin + size + more
   if len(data) < end:
     return None
-  return Frame(*head, bytes(data[begin:middle]), bytes(data[middle:end])), end
+  payload, why = bytes(data[begin:middle]), bytes(data[middle:end])
+  return Frame(index, status, first, cpu_s, payload, why), end
 
 
 def _expected(frames: Sequence[Frame]) -> list[Frame]:
