@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.model import fused_attention, sharding
-from brorl_jax.model.spec import PolicySpec
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import PolicySpec, Target
 
 # Not -inf: a query without any visible key (padding) must stay finite.
 MASKED = -1e30

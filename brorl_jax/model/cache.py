@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding, tpu_kernels
 from brorl_jax.model.attention import MASKED, Softmax, added, capped
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 
 # A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
 # a branch that is not taken costs some microseconds.
@@ -50,21 +50,6 @@ class LanePrompts(NamedTuple):
   k: list[Float[Array, "A G W*S K"]]  # of each layer
   v: list[Float[Array, "A G W*S K"]]
   mask: Bool[Array, "A W S"]
-
-
-def lane_prompts(prefix: Prefix, window: Int[Array, "A W"]) -> LanePrompts:
-  """Each lane's prompts side by side; see `Policy.lane_prompts`."""
-  real = window < prefix.mask.shape[0]
-  at = jnp.where(real, window, 0)
-  L, K = prefix.k.shape[1], prefix.k.shape[4]
-
-  def layers(x: Float[Array, "P L G S K"]) -> list[Array]:
-    x = jnp.moveaxis(x[at], 2, 0)  # L A W G S K
-    x = jnp.swapaxes(x, 2, 3).reshape(*x.shape[:2], *x.shape[3:4], -1, K)
-    return [x[i] for i in range(L)]
-
-  mask = prefix.mask[at] & real[..., None]
-  return LanePrompts(layers(prefix.k), layers(prefix.v), mask)
 
 
 class SharedKeys(NamedTuple):
@@ -313,22 +298,6 @@ def pool_columns(target: Target) -> int:
   whatever it loads, the time of 1 MB: blocks are as large as waste allows.
   """
   return 256 if target.platform == "tpu" else 64
-
-
-def empty_pool(
-  blocks: int,
-  columns: int,
-  kv_heads: int,
-  head_size: int,
-  dtype: str,
-  *,
-  int8: bool = False,
-) -> BlockPool:
-  """A pool in which nothing is written; `dtype` is ignored if int8."""
-  shape = blocks, 2, kv_heads, columns
-  if int8:
-    return BlockPool(jnp.zeros((*shape, head_size), jnp.int8), jnp.zeros(shape))
-  return BlockPool(jnp.zeros((*shape, head_size), dtype))
 
 
 def write_pool(

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 
 # Queries of a prompt's tokens are computed too, for nothing. Of a prompt four
 # times as long as its responses they are three quarters of all scores.

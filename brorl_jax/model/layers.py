@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from brorl_jax.many import meshes
 from brorl_jax.model import attention, sharding
 from brorl_jax.model.attention import View
-from brorl_jax.model.spec import PolicySpec
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import PolicySpec, Target
 from brorl_jax.rl import vocabulary
 
 # Tokens of a device whose feed-forward exists together: its gradient needs six

@@ -27,11 +27,11 @@ from brorl_jax.model import (
   architectures,
   huggingface,
   sharding,
-  target,
+  spec,
   tokenizer,
 )
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.plan import checkpoint_source, functions, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
@@ -63,7 +63,7 @@ def here(c: Meshed) -> Machine:
     mesh = meshes.make_mesh(**c.mesh)
   except ValueError as e:
     raise UserError(f"config.devices: {e}") from None
-  return Machine(meshes.of(mesh), target.here(), jax.process_count(), mesh)
+  return Machine(meshes.of(mesh), spec.here(), jax.process_count(), mesh)
 
 
 @dataclasses.dataclass(frozen=True)

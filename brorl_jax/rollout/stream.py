@@ -20,13 +20,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import programs, sampler
-from brorl_jax.rollout.program_spec import (
-  SPLIT,
-  WHOLE,
-  ProgramSpec,
-  RolloutSpec,
-  on_devices,
-)
 from brorl_jax.rollout.programs import (
   INPUT_SPECS,
   PROGRESS_SPECS,
@@ -37,11 +30,16 @@ from brorl_jax.rollout.programs import (
 )
 from brorl_jax.rollout.sampler import OpenRollouts
 from brorl_jax.rollout.slots import (
+  SPLIT,
+  WHOLE,
   DecodeProgress,
   DecodeState,
+  ProgramSpec,
   RolloutQueue,
+  RolloutSpec,
   fold_in,
   measure_progress,
+  on_devices,
   shift,
 )
 from brorl_jax.types import Prompts, Rollouts

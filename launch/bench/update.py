@@ -143,7 +143,7 @@ class Learner:
   def sample(self, seed: int):
     from brorl_jax.rollout import sampler
     from brorl_jax.rollout.draw import SamplingParams
-    from brorl_jax.rollout.program_spec import RolloutSpec
+    from brorl_jax.rollout.slots import RolloutSpec
 
     jax, w = self._jax, self._task.workload
     spec = RolloutSpec(

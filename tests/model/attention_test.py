@@ -11,8 +11,7 @@ import tiers
 from small_policies import GEMMA2, TINY
 
 from brorl_jax.model import attention
-from brorl_jax.model.spec import Rope
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Rope, Target
 
 CPU, TPU = Target("cpu", 1, 0), Target("tpu", 1, 0)
 

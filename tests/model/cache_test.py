@@ -14,9 +14,9 @@ from pools import Case, Sizes, draw, run, shapes, spoilt
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import attention, cache, target
+from brorl_jax.model import attention, cache
 from brorl_jax.model.cache import BlockPool, Page, SharedKeys
-from brorl_jax.model.target import here
+from brorl_jax.model.spec import here
 
 
 def test_ages_by_hand():
@@ -63,7 +63,7 @@ def plain(q, shared, pages, column, limit, softcap):
     (apart(k), apart(v), seen),
     scale=K**-0.5,
     softcap=softcap,
-    target=target.here(),
+    target=here(),
   )
   return out[:, :, -1]
 
@@ -238,7 +238,8 @@ def test_a_token_is_written_to_its_place_and_nowhere_else():
 
 
 def test_int8_tokens_keep_their_own_scale():
-  held = cache.empty_pool(2, 3, 1, 2, "float32", int8=True)
+  zeros = jnp.zeros((2, 2, 1, 3, 2), jnp.int8)
+  held = cache.BlockPool(zeros, jnp.zeros(zeros.shape[:-1]))
   k, v = jnp.asarray([[[2.54, -1.005]]]), jnp.asarray([[[0.0, 0.0]]])
   one = lambda x: jnp.asarray([x], jnp.int32)
   new = cache.write_pool(held, k, v, one(1), one(2))

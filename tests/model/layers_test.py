@@ -18,7 +18,7 @@ from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed, shaken
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import attention, layers, sharding
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 
 CPU, GPU = Target("cpu", 1, 0), Target("gpu", 1, 0)
 

@@ -29,8 +29,7 @@ from small_policies import (
 from brorl_jax.many import meshes
 from brorl_jax.model import policy as policies
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
-from brorl_jax.model.target import Target, here
+from brorl_jax.model.spec import Rope, Target, here
 
 POLICIES = {
   "qwen2": TINY,

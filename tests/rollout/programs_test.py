@@ -31,9 +31,8 @@ from small_decoders import spec as spec_of
 
 from brorl_jax.model import cache, sharding
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
-from brorl_jax.model.target import Target
-from brorl_jax.rollout import program_spec, programs, sampler, stream
+from brorl_jax.model.spec import Rope, Target
+from brorl_jax.rollout import programs, sampler, slots, stream
 from brorl_jax.rollout.slots import fold_in, unpack
 from brorl_jax.types import Prompts
 
@@ -361,7 +360,7 @@ def test_what_is_recorded_stays_and_is_what_a_row_that_begins_again_reads():
 
 @pytest.mark.parametrize("unchecked", tiers.some([3, 50], 1, 1))
 def test_the_loop_may_look_seldom_whether_it_ends(unchecked, monkeypatch):
-  monkeypatch.setattr(program_spec, "_UNCHECKED", unchecked)
+  monkeypatch.setattr(slots, "_UNCHECKED", unchecked)
   got, told = rolled(slots=6, lanes=2, blocks=30)
   near(got, over_pages(), atol=1e-6)
   assert told.restarted
@@ -381,7 +380,7 @@ def test_rows_that_stay_keep_their_blocks_when_slots_are_dropped():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(programs, "resize", spy)
     patch.setattr(programs, "moved", None)  # no page follows
-    patch.setattr(program_spec, "_UNCHECKED", 2)
+    patch.setattr(slots, "_UNCHECKED", 2)
     patch.setattr(sampler, "_SPAN", 6)
     got, told = rolled(blocks=20)
   near(got, over_pages(), atol=1e-6)

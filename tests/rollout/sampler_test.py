@@ -34,7 +34,7 @@ from small_decoders import spec as spec_of
 from small_policies import response_logits
 
 from brorl_jax.model import sharding
-from brorl_jax.rollout import program_spec, sampler
+from brorl_jax.rollout import sampler, slots
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.slots import DecodeProgress
 
@@ -62,7 +62,7 @@ def base():
 def test_a_rollout_does_not_depend_on(change, monkeypatch):
   settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
   if columns := settings.pop("columns", None):
-    for where in (sampler, program_spec):
+    for where in (sampler, slots):
       monkeypatch.setattr(where, "page_columns", lambda T: columns)
   if "mesh" in change:
     settings["mesh"] = devices(change["mesh"])
@@ -244,7 +244,7 @@ def simple(name):
 def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch
 ):
-  for where in (sampler, program_spec):
+  for where in (sampler, slots):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run_policy(
     n=24,

@@ -15,7 +15,7 @@ from brorl_jax import types
 from brorl_jax.model import tokenizer
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import RolloutSpec
+from brorl_jax.rollout.slots import RolloutSpec
 from brorl_jax.stages import scoring
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts import gym, pool
