@@ -222,8 +222,8 @@ _rotated_by_product.defvjp(
 
 def attend(
   q: Float[Array, "P M Q H K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
+  shared: Side | None,
+  own: Side,
   *,
   scale: float,
   softcap: float = 0.0,
@@ -311,8 +311,8 @@ def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
 
 def _pieces(
   q: Float[Array, "P G M J Q K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
+  shared: Side | None,
+  own: Side,
   *,
   size: int,
   softcap: float,
@@ -331,40 +331,27 @@ def _pieces(
     part = shared
     if shared is not None and shared[2].shape[2] > 1:
       part = (*shared[:2], shared[2][:, :, start:stop])
-    out.append(
-      piece(
-        q[:, :, :, :, start:stop],
-        part,
-        (
-          k[:, :, :, :stop],
-          v[:, :, :, :stop],
-          visible[:, :, start:stop, :stop],
-        ),
-      )
+    keys = (
+      k[:, :, :, :stop],
+      v[:, :, :, :stop],
+      visible[:, :, start:stop, :stop],
     )
+    out.append(piece(q[:, :, :, :, start:stop], part, keys))
   return jnp.concatenate(out, axis=4)
 
 
 def _attend(
   q: Float[Array, "P G M J q K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
+  shared: Side | None,
+  own: Side,
   *,
   softcap: float,
 ) -> Float[Array, "P G M J q K"]:
-  P, G, M, J, Q, K = q.shape
-  parts = [(own[0], own[1], own[2], q.reshape(P, G, M, J * Q, K))]
-  if shared is not None:
-    parts.append((*shared, q.reshape(P, G, M * J * Q, K)))
-  scores = []
-  for k, _, mask, rows in parts:
-    score = jnp.einsum(
-      "...nk,...tk->...nt", rows, k, preferred_element_type=jnp.float32
-    ).reshape(P, G, M, J, Q, -1)
-    scores.append(
-      jnp.where(mask[:, None, :, None], capped(score, softcap), MASKED)
-    )
-
+  sides = [own] if shared is None else [own, shared]
+  scores = [
+    jnp.where(see[:, None, :, None], _scores(q, k, softcap), MASKED)
+    for k, _, see in sides
+  ]
   # Subtracting the largest score keeps exp finite and cancels in the quotient,
   # so it needs no gradient.
   tops = [jnp.max(score, axis=-1, keepdims=True) for score in scores]
@@ -373,13 +360,8 @@ def _attend(
   add = lambda parts: functools.reduce(jnp.add, parts)
   total = add([jnp.sum(w, axis=-1, keepdims=True) for w in weights])
   out = [
-    jnp.einsum(
-      "...nt,...tk->...nk",
-      weight.astype(q.dtype).reshape(*rows.shape[:-1], -1),
-      v,
-      preferred_element_type=jnp.float32,
-    ).reshape(q.shape)
-    for weight, (_, v, _, rows) in zip(weights, parts, strict=True)
+    _values(weight.astype(q.dtype), v)
+    for weight, (_, v, _) in zip(weights, sides, strict=True)
   ]
   return (add(out) / total).astype(q.dtype)
 
@@ -517,18 +499,25 @@ def _scores(
   return capped(score, softcap)
 
 
+def _values(
+  weight: Float[Array, "P G M J q t"], v: Float[Array, "P G *m t K"]
+) -> Float[Array, "P G M J q K"]:
+  """Weighted sums of values, in float32."""
+  return jnp.einsum(
+    "...nt,...tk->...nk",
+    _flat(weight, v),
+    v,
+    preferred_element_type=jnp.float32,
+  ).reshape(*weight.shape[:5], -1)
+
+
 def _added(
   sums: Softmax, rows: Array, k: Array, v: Array, see: Array, softcap: float
 ) -> Softmax:
   """The sums with more keys."""
   seen = see[:, None, :, None]
   score = jnp.where(seen, _scores(rows, k, softcap), MASKED)
-  values = lambda weight: jnp.einsum(
-    "...nt,...tk->...nk",
-    _flat(weight.astype(rows.dtype), k),
-    v,
-    preferred_element_type=jnp.float32,
-  ).reshape(rows.shape)
+  values = lambda weight: _values(weight.astype(rows.dtype), v)
   return added(sums, score, values, seen)
 
 

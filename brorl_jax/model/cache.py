@@ -146,10 +146,22 @@ def attend_pages(
   q *= scale
   state = prompt_softmax(q, shared, softcap, pieces)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  out = _row_pages(
-    rows, state, pages, column, used, limit.reshape(A * R), softcap=softcap
-  )
-  return out.reshape(A, R, H, K)
+  limit = limit.reshape(A * R)
+  circle = ages(column, len(pages), pages[0].v.shape[2], used)
+
+  def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
+    seen = (age < limit[:, None])[:, None, None]
+    score = jnp.where(seen, capped(_page_scores(rows, page), softcap), MASKED)
+    return added(state, score, lambda w: _page_values(w, page, q.dtype))
+
+  state = add(state, pages[-1], circle[-1])
+  # Newest first. A branch that is not taken costs some microseconds; a program
+  # for each number of pages cost 2 CPU-s each for 6 layers of width 256.
+  for k in range(1, len(pages)):
+    read = functools.partial(add, page=pages[-1 - k], age=circle[-1 - k])
+    state = jax.lax.cond(k <= used, read, lambda state: state, state)
+  _, total, out = state
+  return (out / total[..., None]).astype(q.dtype).reshape(A, R, H, K)
 
 
 def prompt_softmax(
@@ -224,34 +236,6 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
     for w in range(windows)
     for end in range(columns, 0, -size)
   ]
-
-
-def _row_pages(
-  q: Float[Array, "B G J K"],
-  state: Softmax,
-  pages: Sequence[Page],
-  column: Int[Array, ""],
-  used: Used,
-  limit: Int[Array, " B"],
-  *,
-  softcap: float,
-) -> Float[Array, "B G J K"]:
-  """The softmax after the rows' own columns, divided."""
-  circle = ages(column, len(pages), pages[0].v.shape[2], used)
-
-  def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
-    seen = (age < limit[:, None])[:, None, None]
-    score = jnp.where(seen, capped(_page_scores(q, page), softcap), MASKED)
-    return added(state, score, lambda w: _page_values(w, page, q.dtype))
-
-  state = add(state, pages[-1], circle[-1])
-  # Newest first. A branch that is not taken costs some microseconds; a program
-  # for each number of pages cost 2 CPU-s each for 6 layers of width 256.
-  for k in range(1, len(pages)):
-    read = functools.partial(add, page=pages[-1 - k], age=circle[-1 - k])
-    state = jax.lax.cond(k <= used, read, lambda state: state, state)
-  _, total, out = state
-  return (out / total[..., None]).astype(q.dtype)
 
 
 def _page_scores(q: Float[Array, "B G J K"], page: Page) -> Array:

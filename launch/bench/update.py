@@ -187,7 +187,8 @@ def plain(policy):
 
   from brorl_jax.rl import losses
 
-  def response_logp(params, prompt, prompt_mask, response, temperature=1.0):
+  def response_logp(params, prompt, prompt_mask, response, temperature, trees):
+    del trees
     P, R, T = response.shape
     rows = lambda x: jnp.repeat(x[:, None], R, axis=1).reshape(P * R, -1)
     response = response.reshape(P * R, T)

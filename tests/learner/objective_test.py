@@ -22,7 +22,7 @@ from brorl_jax.rl.losses import policy_loss
 from brorl_jax.types import Batch
 
 
-def table_logp(at, prompt, mask, response, temperature):
+def table_logp(at, prompt, mask, response, temperature, trees=None):
   """The next token depends on the last prompt token and the position."""
   logits = at["w"][prompt[:, -1], : response.shape[2]] / temperature
   logp = jnp.broadcast_to(
