@@ -157,11 +157,7 @@ def loss_and_stats(
   total, kl_ref = loss.total, Mean(jnp.zeros(()), jnp.zeros(()))
   if micro.logp_ref is not None:
     kl_ref = losses.kl_k2(
-      logp,
-      flat(micro.logp_ref),
-      mask,
-      clamp=objective.kl_clamp,
-      weight=weight,
+      logp, flat(micro.logp_ref), mask, clamp=objective.kl_clamp, weight=weight
     )
     total += objective.kl_weight * kl_ref.total
 

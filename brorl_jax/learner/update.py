@@ -50,9 +50,7 @@ def add_gradient(
   """
   differentiate = jax.value_and_grad(
     functools.partial(
-      loss_and_stats,
-      response_logp=response_logp,
-      objective=objective,
+      loss_and_stats, response_logp=response_logp, objective=objective
     ),
     has_aux=True,
   )

@@ -191,10 +191,7 @@ def prompt_softmax(
 
   def scores(part: SharedKeys) -> Float[Array, "A G J R S"]:
     score = jnp.einsum(
-      "agnk,agsk->agns",
-      together,
-      part.k,
-      preferred_element_type=jnp.float32,
+      "agnk,agsk->agns", together, part.k, preferred_element_type=jnp.float32
     ).reshape(A, G, J, R, -1)
     mask = part.mask[:, None, None]  # A 1 1 R|1 S
     return jnp.where(mask, capped(score, softcap), MASKED)
@@ -241,10 +238,7 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
 def _page_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
   k = page.k if page.k_scale is None else page.k.astype(q.dtype)
   score = jnp.einsum(
-    "bgjk,bgkc->bgjc",
-    q.astype(k.dtype),
-    k,
-    preferred_element_type=jnp.float32,
+    "bgjk,bgkc->bgjc", q.astype(k.dtype), k, preferred_element_type=jnp.float32
   )
   return score if page.k_scale is None else score * page.k_scale[:, :, None]
 
@@ -548,14 +542,7 @@ def _kernel(
   carry = get(top), get(total), matrix(weighted)
   low, high = _tiles(first[0], stop[0], tile)
   step = functools.partial(
-    _step,
-    matrix(q),
-    pool,
-    table,
-    first[0],
-    stop[0],
-    tile=tile,
-    softcap=softcap,
+    _step, matrix(q), pool, table, first[0], stop[0], tile=tile, softcap=softcap
   )
   _, total, weighted = jax.lax.fori_loop(low, high, step, carry)
   answer = (weighted / total[:, None]).astype(out.dtype)
@@ -587,10 +574,7 @@ def _step(query, pool, table, first, stop, i, carry, *, tile: int, softcap):
     return triton.load(scale.at[block, kind, column], mask=seen, other=0.0)
 
   score = jax.lax.dot_general(
-    query,
-    load(0),
-    (((1,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
+    query, load(0), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
   )
   if scale is not None:
     score *= size(0)[None]

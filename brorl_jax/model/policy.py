@@ -23,13 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.model import (
-  attention,
-  cache,
-  fused_attention,
-  layers,
-  sharding,
-)
+from brorl_jax.model import attention, cache, fused_attention, layers, sharding
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.types import Trees
@@ -158,10 +152,7 @@ class Policy(PolicySpec):
     return read(trees.token, trees.end, trees.parent, trees.target)
 
   def packed_logp(
-    self,
-    params: PyTree,
-    tokens: Int[Array, "B T"],
-    segment: Int[Array, "B T"],
+    self, params: PyTree, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
   ) -> Float[Array, "B T"]:
     """Log-probability of each token given its text so far, in nats.
 

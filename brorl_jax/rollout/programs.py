@@ -270,9 +270,7 @@ PROGRESS_SPECS = DecodeProgress._make(
 
 
 def idle(
-  spec: ProgramSpec,
-  todo: Int[Array, " places"],
-  first: Int[Array, "P N 2"],
+  spec: ProgramSpec, todo: Int[Array, " places"], first: Int[Array, "P N 2"]
 ) -> DecodeState:
   """Before the first step, with packed first tokens: every slot is idle."""
   P, N = first.shape[:2]

@@ -220,10 +220,7 @@ def read_more(
     return jax.tree.map(put, (logits, prefix), new)
 
   return on_devices(
-    spec,
-    read_rows,
-    (WHOLE, SPLIT, SPLIT, SPLIT),
-    (SPLIT, SPLIT),
+    spec, read_rows, (WHOLE, SPLIT, SPLIT, SPLIT), (SPLIT, SPLIT)
   )(weights, logits, prefix, part)
 
 

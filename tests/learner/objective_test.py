@@ -12,11 +12,7 @@ from update_cases import N, P, V, assert_close, packed, prompts, rollouts, table
 
 from brorl_jax.learner import state as states
 from brorl_jax.learner import update
-from brorl_jax.learner.objective import (
-  Correction,
-  Objective,
-  loss_and_stats,
-)
+from brorl_jax.learner.objective import Correction, Objective, loss_and_stats
 from brorl_jax.rl import losses
 from brorl_jax.rl.losses import policy_loss
 from brorl_jax.types import Batch

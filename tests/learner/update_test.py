@@ -83,10 +83,7 @@ def on_mesh(batches, mesh):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "axes",
-  [
-    dict(fsdp=4, tensor=2),
-    tiers.at_night(dict(data=2, fsdp=2, expert=2)),
-  ],
+  [dict(fsdp=4, tensor=2), tiers.at_night(dict(data=2, fsdp=2, expert=2))],
   ids=str,
 )
 def test_a_mesh_does_not_change_the_gradient(axes):
@@ -523,9 +520,7 @@ def test_metrics_are_those_of_the_updates_that_were_applied():
     grad_norm=jnp.array(4.0),
   )
   bad = dataclasses.replace(
-    good,
-    loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)),
-    skipped=jnp.array(True),
+    good, loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)), skipped=jnp.array(True)
   )
   plain = dataclasses.replace(OBJECTIVE, kl_weight=0.0, entropy_weight=0.0)
   numbers = update.update_metrics([bad, good], plain)

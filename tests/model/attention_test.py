@@ -245,10 +245,7 @@ def test_a_window_ends_at_its_own_size():
   key = rng.integers(0, 12, (2, rows, 9))
   for window in (1, 5):
     got = np.asarray(
-      attention.windowed(
-        *map(jnp.asarray, (mask, query, key)),
-        window,
-      )
+      attention.windowed(*map(jnp.asarray, (mask, query, key)), window)
     )
     assert got.shape == (2, 3, 4, 9) and got.dtype == bool
     for p, r, q, t in np.ndindex(got.shape):

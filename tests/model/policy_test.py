@@ -109,8 +109,7 @@ def test_no_gradient_flows_from_later_tokens_other_rows_or_padding():
 
 
 @pytest.mark.parametrize(
-  "name, length",
-  tiers.some([("qwen2", 1), ("gemma2", 5), ("experts", 5)], 1),
+  "name, length", tiers.some([("qwen2", 1), ("gemma2", 5), ("experts", 5)], 1)
 )
 def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
   policy = POLICIES[name]

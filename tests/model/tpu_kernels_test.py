@@ -63,10 +63,7 @@ def test_writes_what_a_scatter_writes(stored, real):
   size = None
   if stored == "int8":
     size = jnp.asarray(rng.random((B, 2, G)), jnp.float32)
-  block = {
-    "some": [3, blocks, 0, 10**6, 7],
-    "none": [blocks] * 5,
-  }[real]
+  block = {"some": [3, blocks, 0, 10**6, 7], "none": [blocks] * 5}[real]
   column = jnp.asarray([0, 1, 95, 32, 63], jnp.int32)
   args = tuple(case.pool), (kv, size), jnp.asarray(block, jnp.int32), column
   got = tpu_kernels.write(*args, interpret=True)

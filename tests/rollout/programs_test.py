@@ -272,8 +272,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-  "changes",
-  tiers.some([pytest.param(x, id=k) for k, x in CASES.items()], 1, 2),
+  "changes", tiers.some([pytest.param(x, id=k) for k, x in CASES.items()], 1, 2)
 )
 def test_rollouts_over_a_pool_are_those_over_pages(changes):
   got, told = rolled(**changes)

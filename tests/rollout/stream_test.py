@@ -23,12 +23,7 @@ from small_decoders import (
   spec,
 )
 
-from brorl_jax.rollout import (
-  prefixes,
-  programs,
-  sampler,
-  stream,
-)
+from brorl_jax.rollout import prefixes, programs, sampler, stream
 from brorl_jax.rollout.dynamic_sampling import (
   Chunk,
   RoundPlan,
@@ -273,8 +268,7 @@ def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "make",
-  [stream.stream, pytest.param(prefixes.stream, marks=pytest.mark.slow)],
+  "make", [stream.stream, pytest.param(prefixes.stream, marks=pytest.mark.slow)]
 )
 def test_chunks_of_a_policy_are_the_rollouts_without_a_cache(make):
   rng = np.random.default_rng(0)
