@@ -126,9 +126,6 @@ def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
 
 
 NO = -1
-ADD = jax.jit(
-  update.add_gradient, static_argnames=("response_logp", "objective")
-)
 
 
 def test_a_tree_by_hand():
@@ -291,11 +288,11 @@ def test_trees_have_the_gradient_of_blocks(slides):
     policy = dataclasses.replace(POLICY, sliding=(True, False), window=3)
   at, roll, total = params(), rollouts(1, kinds=12), {}
   for layout in (Blocks, SmallTrees):
-    sums = update.zero_gradient(at)
+    sums = jax.jit(update.zero_gradient)(at)
     batches = packed(roll=roll, layout=layout, unit="token", mean="sequence")
     assert all((b.trees is not None) == (layout is SmallTrees) for b in batches)
     for batch in batches:
-      sums = ADD(
+      sums = update._add(
         sums, at, batch, response_logp=policy.response_logp, objective=OBJECTIVE
       )
     total[layout] = update.gradient(sums)

@@ -469,10 +469,7 @@ def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
   params, rng = shaken(policy), np.random.default_rng(1)
   S, C, most, T = 5, 3, 3, 8
   prompts = [rng.integers(0, policy.vocab, n) for n in (2, 5)]
-  tokens, mask = np.zeros((2, S), np.int32), np.zeros((2, S), bool)
-  for row, ids in enumerate(prompts):
-    tokens[row, S - len(ids) :], mask[row, S - len(ids) :] = ids, True
-  _, prefix = policy.prefill(params, jnp.asarray(tokens), jnp.asarray(mask))
+  _, prefix = policy.prefill(params, *padded(prompts, S, "left"))
   weights = policy.unroll(policy.cast(params))
   # One prompt for each of two lanes, or both for one.
   A, R = (2, 3) if W == 1 else (1, 5)

@@ -31,7 +31,7 @@ from small_decoders import (
   with_two_ends,
 )
 from small_decoders import spec as spec_of
-from small_policies import response_logits
+from small_policies import padded, response_logits
 
 from brorl_jax.model import sharding
 from brorl_jax.rollout import sampler, slots
@@ -267,12 +267,8 @@ def test_equals_the_sampler_without_caches(
 def test_log_probabilities_are_those_of_scoring_the_response():
   sampling = SamplingParams(temperature=0.8, top_p=0.95)
   out = base_of_policy()
-  prompts = prompts_of_policy()
-  tokens = np.zeros((len(prompts), 7), np.int32)
-  for row, ids in zip(tokens, prompts, strict=True):
-    row[7 - len(ids) :] = ids
   logits = jax.jit(functools.partial(response_logits, POLICY))(
-    policy_params(), jnp.asarray(tokens), jnp.asarray(tokens > 0), out.tokens
+    policy_params(), *padded(prompts_of_policy(), 7, "left"), out.tokens
   )
   logp = np.take_along_axis(
     np.asarray(sampling.logp(logits)), np.asarray(out.tokens)[..., None], -1
