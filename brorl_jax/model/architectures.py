@@ -78,6 +78,7 @@ def _newest(raw: dict[str, Any]) -> Any:
   from transformers import CONFIG_MAPPING  # 1 s, not for --help
 
   raw = copy.deepcopy(raw)  # `from_dict` changes it
+  # Of Gemma 3 transformers reads `rope_type` alone.
   if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:
     raw["rope_scaling"] = {"rope_type": old["type"], **old}
   # A class of transformers, whatever code the directory brings.

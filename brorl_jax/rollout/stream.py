@@ -78,6 +78,7 @@ class Places:
   @property
   def room(self) -> int:
     """Chunks that can be put at a time."""
+    # More at once would be another shape, and so another program.
     return sum(min(self._each - len(x), self.visited) for x in self.chunks)
 
   @property
@@ -320,13 +321,12 @@ def _opened(
 
 def _read(decoding: OpenRollouts, part: PromptPart) -> OpenRollouts:
   """The same with more prompts on the shelf."""
-  weights, prefix, queue = decoding.inputs
+  inputs = decoding.inputs
   # Of the full size whatever is decoding: one program.
   logits, prefix = read_more(
-    decoding.full, weights, decoding.logits, prefix, part
+    decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
   )
-  inputs = DecodeInputs(weights, prefix, queue)
-  return decoding._replace(inputs=inputs, logits=logits)
+  return decoding._replace(inputs=inputs._replace(prefix=prefix), logits=logits)
 
 
 def _admitted(
@@ -338,11 +338,11 @@ def _admitted(
   """The same with more rollouts, in these places of their devices."""
   # With all lanes and slots, so that `_admit` is one program.
   decoding = sampler.resized(decoding, decoding.full)
-  weights, prefix, queue = decoding.inputs
+  inputs, logits = decoding.inputs, decoding.logits
   queue, state, progress = _admit(
-    decoding.spec, decoding.logits, queue, decoding.state, chunks, at, key
+    decoding.spec, logits, inputs.queue, decoding.state, chunks, at, key
   )
-  inputs, now = DecodeInputs(weights, prefix, queue), sampler.on_host(progress)
+  inputs, now = inputs._replace(queue=queue), sampler.on_host(progress)
   return decoding._replace(inputs=inputs, state=state, progress=now)
 
 

@@ -12,20 +12,6 @@ from brorl_jax.model import architectures
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
-
-@pytest.mark.parametrize("name", HUB)
-def test_configs_are_read_as_transformers_rewrites_them(tmp_path, name):
-  from transformers import AutoConfig
-
-  config, want = HUB[name]
-  theirs = AutoConfig.from_pretrained(written(tmp_path / "hub", config))
-  theirs.save_pretrained(tmp_path / "theirs")
-  rewritten = json.loads((tmp_path / "theirs" / "config.json").read_text())
-  assert "rope_theta" not in rewritten  # it is the other spelling
-  policy = architectures.read_policy(tmp_path / "theirs", dtype="float32")
-  assert policy == want
-
-
 LLAMA = QWEN | dict(model_type="llama")
 
 

@@ -14,7 +14,7 @@ from pools import Case, Sizes, draw, run, shapes, spoilt
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import attention, cache
+from brorl_jax.model import attention, cache, tpu_kernels
 from brorl_jax.model.cache import BlockPool, Page, SharedKeys
 from brorl_jax.model.spec import here
 
@@ -214,13 +214,16 @@ def test_the_softmax_goes_over_what_a_row_sees(stored, softcap, outside):
   np.testing.assert_allclose(got[0], (out / total[..., None])[0], rtol=1e-6)
 
 
-def test_a_row_without_prompt_and_tokens_is_finite():
-  case = draw()
+@pytest.mark.parametrize(
+  "form", [cache.row_attention, cache.row_kernel, tpu_kernels.row_kernel]
+)
+def test_a_row_without_prompt_and_tokens_is_finite(form):
+  case = draw(Sizes(16, 2, head_size=16))
   state = jnp.full_like(case.state[0], -1e30), *case.state[1:]
   none = jnp.zeros_like(case.first)
-  got = run(
-    cache.row_attention, case._replace(state=state, first=none, stop=none)
-  )
+  how = {} if form is cache.row_attention else {"interpret": True}
+  form = functools.partial(form, **how)
+  got = run(form, case._replace(state=state, first=none, stop=none))
   np.testing.assert_allclose(got, state[2] / state[1][..., None], rtol=1e-6)
 
 

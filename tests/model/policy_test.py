@@ -202,31 +202,6 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
     np.testing.assert_allclose(first[p], want, atol=3e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "dtype, worst", tiers.some([("float32", 0.02), ("bfloat16", 0.05)], 1, 1)
-)
-def test_an_int8_cache_is_nearly_as_good_and_a_quarter_of_the_size(
-  dtype, worst
-):
-  policy = changed(dtype=dtype, head_size=16)
-  small = dataclasses.replace(policy, int8_cache=True)
-  params = shaken(policy)
-  (ids,) = some_ids(8)
-  rows = jnp.asarray(ids, jnp.int32)[None]
-  exact = last_by_decoding(policy, params, rows, 2)
-  got = last_by_decoding(small, params, rows, 2)
-  gap = np.abs(np.asarray(exact - got)).max() / np.ptp(exact)
-  print(f"{dtype}: gap {gap:.4f} of the range of the logits")
-  assert 0 < gap < worst
-  sizes = [
-    sum(x.nbytes for x in jax.tree.leaves(p.page(8, 32)))
-    for p in (policy, small)
-  ]
-  # 16 bytes and a scale of 4, instead of 64.
-  assert sizes[1] == sizes[0] * 20 // 64
-
-
 def left_padded(tokens):
   """By two, whose content does not matter."""
   widths = (0, 0), (2, 0)
