@@ -59,6 +59,13 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       f"policy with brorl_jax.load({str(directory)!r}), or make a model "
       "directory with --mode=export"
     )
+  return from_config(raw, path, dtype=dtype)
+
+
+def from_config(
+  raw: dict[str, Any], path: pathlib.Path, *, dtype: str
+) -> Policy:
+  """As `read_policy`, of the content of a file; `path` is for messages."""
   try:
     policy = _policy(_config(path, raw), dtype)
   except _Unsupported as e:

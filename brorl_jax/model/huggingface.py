@@ -190,13 +190,8 @@ def _require_same(
   directory: pathlib.Path, config: dict[str, Any], policy: Policy
 ) -> None:
   """What is written is what will be read."""
-  trial = directory / "config.part"
-  trial.mkdir(exist_ok=True)
-  _write_json(trial / "config.json", config)
-  try:
-    again = architectures.read_policy(trial, dtype=policy.dtype)
-  finally:
-    shutil.rmtree(trial)
+  path = directory / "config.json"
+  again = architectures.from_config(config, path, dtype=policy.dtype)
   for field in dataclasses.fields(policy):
     want, got = getattr(policy, field.name), getattr(again, field.name)
     if field.compare and want != got:
