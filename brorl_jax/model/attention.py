@@ -75,8 +75,7 @@ class View(NamedTuple):
 def row_views(
   c: PolicySpec,
   position: Int[Array, "P #M Q"],
-  own: Bool[Array, "P #M Q T"],
-  own_position: Int[Array, "P #M T"],
+  own: Bool[Array, "P #M Q Q"],
   prefix_mask: Bool[Array, "P S"] | None,
 ) -> View:
   """Angles and masks of full layers, or [2, ...] of full and sliding ones."""
@@ -85,7 +84,10 @@ def row_views(
   cos, sin = turn(c.rope)
   if not any(c.sliding):
     return View(cos, sin, own, shared)
-  near = lambda mask, key: windowed(mask, position, key, c.window)
+  # A window counts the query's own position.
+  near = lambda mask, key: (
+    mask & (position[..., None] - key[:, :, None] < c.window)
+  )
   close_cos, close_sin = turn(c.sliding_rope or c.rope)
   near_shared = None
   if prefix_mask is not None and shared is not None:
@@ -95,7 +97,7 @@ def row_views(
   return jax.tree.map(
     lambda *both: jnp.stack(both),
     View(cos, sin, own, shared),
-    View(close_cos, close_sin, near(own, own_position), near_shared),
+    View(close_cos, close_sin, near(own, position), near_shared),
   )
 
 
@@ -152,19 +154,6 @@ def tree_views(
   # Padding, whose end is 0, sees itself: attention over no key is 0 / 0.
   visible = (j <= i) & (i < end[..., None, :]) | (i == j)
   return visible, jnp.sum(visible, axis=-1, dtype=jnp.int32) - 1
-
-
-def windowed(
-  mask: Bool[Array, "P #M #Q T"],
-  query: Int[Array, "P #M Q"],
-  key: Int[Array, "P #M T"],
-  window: int,
-) -> Bool[Array, "P M Q T"]:
-  """The part of `mask` that a sliding layer sees: the last `window` positions.
-
-  A window counts the query's own position. Axes M, and Q of the mask, may be 1.
-  """
-  return mask & (query[..., None] - key[:, :, None] < window)
 
 
 def rotate(

@@ -252,7 +252,7 @@ class Policy(PolicySpec):
       before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
       position = position + before[:, None, None]
     prefix_mask = None if prefix is None else prefix.mask
-    seen = attention.row_views(self, position, visible, position, prefix_mask)
+    seen = attention.row_views(self, position, visible, prefix_mask)
     # What masks say of layers that do not slide.
     real = fused_attention.Real(own, prefix_mask, segment)
     return seen, None if any(self.sliding) or end is not None else real
