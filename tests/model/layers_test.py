@@ -86,7 +86,8 @@ def test_a_weight_that_comes_first_gives_the_same_product():
   got = layers.weight_first(x, w)
   assert got.shape == (7, 3)
   # Turning back changes no bit.
-  np.testing.assert_array_equal(got, (w @ x.T).T)
+  np.testing.assert_array_equal(got, layers._product(w, x).T)
+  np.testing.assert_allclose(got, x @ w.T, rtol=1e-5, atol=1e-6)
   made = jax.make_jaxpr(layers.weight_first)(x, w)
   alone = "optimization_barrier"  # a loop of its own
   assert [str(e.primitive) for e in made.eqns] == [
