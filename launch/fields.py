@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from brorl_jax import config
-from brorl_jax.config import data, section
+from brorl_jax.config import sampling, section
 
 README = pathlib.Path(__file__).parents[1] / "configs" / "README.md"
 BEGIN = "<!-- fields: written by launch.fields -->\n"
@@ -30,8 +30,8 @@ def tables() -> str:
   for name, kind in runs.items():
     parts += _section("###", name, kind)
     if name == "data":
-      parts += _section("####", "data.domains.NAME", data.DomainConfig)
-      parts += _section("####", "data.families.NAME", data.FamilyConfig)
+      parts += _section("####", "data.domains.NAME", sampling.DomainConfig)
+      parts += _section("####", "data.families.NAME", sampling.FamilyConfig)
   parts.append(
     "### Supervised start\n\n"
     "With `--mode=warmup --config=sft` these sections replace the ones of the "

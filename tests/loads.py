@@ -6,7 +6,7 @@ from brorl_jax.config import Config
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope, Target
-from brorl_jax.plan import functions, memory, resolve
+from brorl_jax.plan import memory, resolve
 from brorl_jax.plan.resolve import Machine, Plans
 
 TOY = Policy(
@@ -50,7 +50,7 @@ def settled(
   at = dataclasses.replace(
     here, memory_bytes=c.devices.memory_bytes or here.memory_bytes
   )
-  tx, _ = functions.optimizer(c)
+  tx, _ = resolve.optimizer(c)
   return resolve.sized(
     c,
     dataclasses.replace(policy, target=at),

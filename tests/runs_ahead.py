@@ -13,11 +13,11 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
-from brorl_jax.plan import functions, resolve
+from brorl_jax.plan import resolve
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Load, RolloutPlan
 from brorl_jax.plan.programs import CompileJob, Needs
-from brorl_jax.plan.resolve import Heldout, Machine
+from brorl_jax.plan.resolve import Machine
 from brorl_jax.plan.topology import Name, Topology
 
 POOL = 1000 * 2**20  # bytes of a device that XLA may use
@@ -48,18 +48,18 @@ def run(
   policy = dataclasses.replace(policy, target=where.target)
   source = CheckpointSource(huggingface.ASSETS)
   this = resolve.WithPolicy(c, machine, source, policy, None)
-  (given,) = functions.phase_functions([PhaseConfig(1, c, None)])
+  given = resolve.phase_functions(0, PhaseConfig(1, c, None))
   phase = resolve._phase(
     PhaseConfig(1, c, None), given, this, keep_reference=True
   )
   load = Load(
     policy, 0, n=4, prompts=64, prompt_tokens=10, max_new_tokens=6, axes=axes
   )
-  plan = lambda slots: RolloutPlan(load, slots, 16, POOL)
+  few = dataclasses.replace(load, prompts=8)
   memory = dataclasses.replace(
     phase.memory,
-    rollouts=plan(3),
-    heldout=Heldout(8, plan(2)),
+    rollouts=RolloutPlan(load, 3, 16, POOL),
+    heldout=RolloutPlan(few, 2, 16, POOL),
     sampling_bytes=10_000_000,
     applying_bytes=20_000_000,
   )

@@ -1,8 +1,7 @@
 """The config of a run: typed sections, each with what its fields mean.
 
-One file per section, with the section's name. `Config` in config.py holds all
-of them, in the order in which data flows through a run. Sections import only
-the standard library; section.py says why.
+`Config` in config.py holds all sections, in the order in which data flows
+through a run. They import only the standard library; section.py says why.
 """
 
 from brorl_jax.config.config import (
@@ -14,8 +13,8 @@ from brorl_jax.config.config import (
   flat,
   of,
 )
+from brorl_jax.config.learning import Warmup
 from brorl_jax.config.section import Section, Wrong, setting
-from brorl_jax.config.warmup import Warmup
 
 __all__ = [
   "Config",

@@ -8,7 +8,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.config.data import DataConfig
 from brorl_jax.config.learning import Advantage, Loss, Optim, Reference, Reward
 from brorl_jax.config.run import (
   Devices,
@@ -18,13 +17,8 @@ from brorl_jax.config.run import (
   RunConfig,
   Theory,
 )
-from brorl_jax.config.sampling import Filter, Sampling
-from brorl_jax.config.section import (
-  About,
-  Section,
-  Wrong,
-  about,
-)
+from brorl_jax.config.sampling import DataConfig, Filter, Sampling
+from brorl_jax.config.section import About, Section, Wrong, about
 
 
 class PhaseConfig(typing.NamedTuple):

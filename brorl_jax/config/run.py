@@ -81,8 +81,7 @@ class RunConfig(Section):
       good,
       f"0 or a multiple of save_every = {self.save_every}",
     )
-    good = self.max_samples >= 0
-    yield "max_samples", good, "positive, or 0: no bound"
+    yield from self.at_least(0, "max_samples", zero="no bound")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
     yield "notify", _is_command(self.notify), "words with closed quotes"
@@ -188,8 +187,7 @@ class Devices(Meshed):
 
   def rules(self) -> Iterator[Rule]:
     yield from super().rules()
-    good = self.memory_bytes >= 0
-    yield "memory_bytes", good, "positive, or 0: ask the device"
+    yield from self.at_least(0, "memory_bytes", zero="ask the device")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,8 +212,7 @@ class Eval(Section):
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "every", "prompts", "n")
-    good = self.temperature >= 0.0
-    yield "temperature", good, "positive, or 0: greedy"
+    yield from self.at_least(0, "temperature", zero="greedy")
     good = 0.0 < self.top_p <= 1.0
     yield "top_p", good, "above 0 and at most 1; 1 is off"
 
@@ -259,8 +256,7 @@ class Guard(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    good = 0.0 <= self.entropy_low < 1.0
-    yield "entropy_low", good, "at least 0 and below 1"
+    yield from self.fractions("entropy_low")
     for name in ("truncated", "score_drop"):
       yield name, 0.0 <= getattr(self, name) <= 1.0, "0 to 1"
     yield from self.at_least(0, "kl", "end_after")
@@ -278,5 +274,5 @@ class Theory(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    good = self.prompts >= 0
-    yield "prompts", good, "positive, or 0: the theorem is not measured"
+    zero = "the theorem is not measured"
+    yield from self.at_least(0, "prompts", zero=zero)

@@ -96,11 +96,26 @@ class Section:
     """The conditions that the values of this section must meet."""
     yield from ()
 
-  def at_least(self, least: int, *names: str) -> Iterator[Rule]:
-    """The rule that each of these fields is at least `least`."""
+  def at_least(self, least: int, *names: str, zero: str = "") -> Iterator[Rule]:
+    """The rule that each of these fields is at least `least`.
+
+    `zero` says what 0 means, where it means something else.
+    """
+    must = f"at least {least}" if least else "0 or positive"
     for name in names:
-      must = "0 or positive" if least == 0 else f"at least {least}"
-      yield name, getattr(self, name) >= least, must
+      good = getattr(self, name) >= least
+      yield name, good, f"positive, or 0: {zero}" if zero else must
+
+  def positive(self, *names: str) -> Iterator[Rule]:
+    """The rule that each of these fields is above 0."""
+    for name in names:
+      yield name, getattr(self, name) > 0.0, "positive"
+
+  def fractions(self, *names: str) -> Iterator[Rule]:
+    """The rule that each of these fields is a fraction of 1."""
+    for name in names:
+      good = 0.0 <= getattr(self, name) < 1.0
+      yield name, good, "at least 0 and below 1"
 
   def paths(self, *names: str) -> Iterator[Rule]:
     """The rule that each of these fields is a tuple of paths."""

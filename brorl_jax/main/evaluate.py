@@ -14,7 +14,7 @@ from brorl_jax import config, evaluate
 from brorl_jax.data import dataset, heldout
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import recorder
-from brorl_jax.plan import checkpoint_source, functions
+from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Evaluation
 from brorl_jax.rollout import dynamic_sampling
@@ -98,9 +98,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
       f"this is one of {_name(evaluated)}; choose another workdir"
     )
   scorer = Scorer(c.reward, examples)
-  functions.refuse_changes(
-    folder.stored(workdir, "functions"), scorer.functions
-  )
+  resolve.refuse_changes(folder.stored(workdir, "functions"), scorer.functions)
   entries = {
     "evaluated": evaluated,
     "data": examples.fingerprint,
@@ -144,7 +142,7 @@ def _sampled(
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
-  n, chunk = this.config.eval.n, this.heldout.prompts
+  n, chunk = this.config.eval.n, this.heldout.load.prompts
   step = parts.entries["evaluated"]["step"] or 0
   wanted = [(one.id, i, step) for one in parts.heldout for i in range(n)]
   records = _whole(path, wanted, n * chunk)

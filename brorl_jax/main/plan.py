@@ -114,8 +114,8 @@ def _show(this: Run, phase: Phase) -> None:
     f"{c.sampling.chunk}, at most {c.sampling.max_new_tokens} tokens, "
     f"on {axes.rows} x {axes.within} {kind}{many}\n"
     f"{shared}{plans.rollouts.table()}\n"
-    f"evaluations: {plans.heldout.prompts} prompts x {c.eval.n}\n"
-    f"{plans.heldout.plan.table()}"
+    f"evaluations: {plans.heldout.load.prompts} prompts x {c.eval.n}\n"
+    f"{plans.heldout.table()}"
   )
   update = plans.update
   print(

@@ -19,7 +19,8 @@ from brorl_jax.config import Config
 from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import processes
 from brorl_jax.model import sharding
-from brorl_jax.plan.resolve import Heldout, Run, WithPolicy
+from brorl_jax.plan.memory import RolloutPlan
+from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import (
@@ -46,7 +47,7 @@ _LINE, _TEXT = 100, 4000
 def records(
   this: WithPolicy[Config],
   c: Config,
-  how: Heldout,
+  how: RolloutPlan,
   examples: Examples,
   scorer: "Scorer",
   params: PyTree,
@@ -77,7 +78,7 @@ def records(
     rollouts=rollouts,
     score_responses=scorer.score_responses,
     texts=scorer.texts,
-    chunk=how.prompts,
+    chunk=how.load.prompts,
     first=first,
   )
 

@@ -30,7 +30,7 @@ from brorl_jax.main import export, report
 from brorl_jax.main.recorder import Recorder, Together, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
-from brorl_jax.plan import checkpoint_source, functions
+from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.resolve import Phase, Run, WithPolicy
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
@@ -123,11 +123,11 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   data and functions of the folder.
   """
   before = lambda what: None if anew else folder.stored(workdir, what)
-  functions.refuse_changes(before("functions"), this.functions)
+  resolve.refuse_changes(before("functions"), this.functions)
   examples = Examples.of(this.config, this.text)
   examples.refuse_changes(before("data"))
   scorer = Scorer(this.config.reward, examples)
-  functions.refuse_changes(before("functions"), scorer.functions)
+  resolve.refuse_changes(before("functions"), scorer.functions)
   named = {**this.functions, **scorer.functions}
   held, source = examples.heldout(), this.source.source
   processes.require_same(
@@ -182,7 +182,7 @@ def stages(
 def _summary(phase: Phase) -> str:
   """Lines for the log."""
   c = phase.config
-  lr, base = functions.scaled_lr(c), c.optim.lr
+  lr, base = resolve.scaled_lr(c), c.optim.lr
   return (
     f"from step {phase.since}: {c.sampling.prompts} prompts x "
     f"{c.sampling.per_prompt} rollouts; {sampling.form(phase)}\n"

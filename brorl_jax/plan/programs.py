@@ -275,8 +275,8 @@ def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """As `sampler.rollouts` runs them during training."""
   c, heldout = job.config.eval, job.phase.memory.heldout
   cut = SamplingParams(temperature=c.temperature, top_p=c.top_p)
-  places = heldout.prompts
-  spec = heldout.plan.spec(cut, (0,), job.mesh).program(places)
+  places = heldout.load.prompts
+  spec = heldout.spec(cut, (0,), job.mesh).program(places)
   rows = _rows(job)
   batch = PrefillBatch(
     _prompts(job, places),

@@ -4,6 +4,7 @@ All that follows from the two is decided and checked here, once.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -13,12 +14,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from brorl_jax import config
-from brorl_jax.config import Config, Warmup
+from brorl_jax.config import Config, PhaseConfig, Warmup
 from brorl_jax.config.run import Meshed
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
-from brorl_jax.learner.objective import Objective
+from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
@@ -33,19 +34,33 @@ from brorl_jax.model import (
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
 from brorl_jax.model.tokenizer import Tokenizer
-from brorl_jax.plan import checkpoint_source, functions, memory
+from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
-from brorl_jax.plan.functions import Functions
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
-from brorl_jax.rl import advantages
+from brorl_jax.rl import advantages, filtering, losses, lr_scaling
 from brorl_jax.runs import folder
 from brorl_jax.verdicts.base import MADE
+from brorl_jax.verdicts.own import find
 
 C = TypeVar("C", Config, Warmup)
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # the rollouts of the next take the slots that they leave.
 _AHEAD = 2048
+# Fields that name a function, with the table of the built-in ones.
+_TABLES: Mapping[str, Mapping[str, Any]] = {
+  "loss.kind": losses.LOSSES,
+  "advantage.kind": advantages.ADVANTAGES,
+  "filter.keep": filtering.KEEP,
+}
+# Of loss.correction_range, where it is empty.
+_USUAL_RANGE = {
+  "truncated": (0.0, 2.0),
+  "banded": (0.5, 5.0),
+  "sequence": (0.999, 1.002),
+}
+# Nats: what a token counts at most in the KL term. ProRL v2 states it.
+_KL_CLAMP = 10.0
 
 
 class Machine(NamedTuple):
@@ -67,19 +82,11 @@ def here(c: Meshed) -> Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heldout:
-  """How held-out prompts are sampled."""
-
-  prompts: int  # at one time, on all devices of a process
-  plan: RolloutPlan
-
-
-@dataclasses.dataclass(frozen=True)
 class Plans:
   """What a phase of a run needs of the memory of a device."""
 
   rollouts: RolloutPlan  # of a process
-  heldout: Heldout
+  heldout: RolloutPlan  # held-out prompts at one time, of a process
   update: Gradient  # of the longest responses
   sampling_bytes: int  # training state while a step is sampled
   applying_bytes: int  # and while an update is applied
@@ -139,7 +146,7 @@ class Run(WithPolicy[Config]):
 class Evaluation(WithPolicy[Config]):
   """An evaluation of a policy on a machine."""
 
-  heldout: Heldout
+  heldout: RolloutPlan
 
 
 def resolve(
@@ -162,7 +169,7 @@ def resolve(
       device; in one line that names fields and what would do.
   """
   try:
-    given = [*zip(c.phases, functions.phase_functions(c.phases), strict=True)]
+    given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
     keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
     began = _dtype_of(c, workdir)
     source = CheckpointSource(locate(c.policy.checkpoint))
@@ -266,8 +273,114 @@ def _with_policy(
   return WithPolicy(c, machine._replace(target=at), source, policy, text)
 
 
+class Functions(NamedTuple):
+  """The functions of a phase."""
+
+  objective: Objective
+  advantage: advantages.Advantage
+  keep: filtering.Rule
+  digests: dict[str, dict[str, str]]  # of the user's, by field, with names
+
+
+def phase_functions(number: int, phase: PhaseConfig) -> Functions:
+  """From the tables of rl/, or the user's own; digests of what it changes.
+
+  Raises ValueError if there is no such function, or it is of no use there.
+  """
+  c, digests = phase.config, {}
+
+  def named(field: str, wrap: Callable[[Any], Any]) -> Any:
+    """The function that a field names; `wrap` checks a user's."""
+    section, _, last = field.partition(".")
+    name, what = getattr(getattr(c, section), last), f"config.{field}"
+    value, digest = find(name, _TABLES[field], what=what)
+    if digest and (phase.changed is None or field in phase.changed):
+      where = field if not number else f"run.phases[{number - 1}]['{field}']"
+      digests[where] = {"name": name, "digest": digest}
+    if name in _TABLES[field]:
+      return value
+    try:
+      return wrap(value)
+    except ValueError as e:
+      raise ValueError(f"{what} = {name!r}: {e}") from None
+
+  clip = dict(clip_low=c.loss.clip_low, clip_high=c.loss.clip_high)
+  try:
+    loss = named("loss.kind", functools.partial(losses.from_user, **clip))
+    if c.loss.mean == "constant" and loss.unit == "sequence":
+      raise ValueError(
+        "config.loss.mean = 'constant' needs a loss per token; loss.kind = "
+        f"{c.loss.kind!r} has one value per sequence; choose another mean"
+      )
+    advantage = named("advantage.kind", advantages.from_user)
+    keep = named("filter.keep", filtering.from_user)
+  except ValueError as e:
+    raise ValueError(f"{phase.where}{e}") from None
+  if c.advantage.kind == "pass_at_k":
+    advantage = functools.partial(advantage, k=c.advantage.k)
+  if c.sampling.rounds:  # prompts get different numbers of rollouts
+    whitened = c.advantage.kind in advantages.WHITENED
+    advantage = functools.partial(
+      advantages.each_prompt_once, advantage, whitened=whitened
+    )
+  return Functions(_objective(c, loss), advantage, keep, digests)
+
+
+def _objective(c: Config, loss: losses.PolicyLoss) -> Objective:
+  """The loss with its constants."""
+  correction = None
+  if (kind := c.loss.correction) != "none":
+    low, high = map(float, c.loss.correction_range or _USUAL_RANGE[kind])
+    correction = Correction(kind, low, high)
+  return Objective(
+    clip_low=c.loss.clip_low,
+    clip_high=c.loss.clip_high,
+    loss=loss,
+    kl_weight=c.reference.kl_weight,
+    kl_clamp=_KL_CLAMP,
+    entropy_weight=c.loss.entropy_weight,
+    correction=correction,
+    temperature=c.sampling.temperature,
+  )
+
+
+def refuse_changes(
+  before: Mapping[str, Any] | None, now: Mapping[str, Mapping[str, str]]
+) -> None:
+  """Raises ValueError if the file of a function changed since the run began.
+
+  Another name is a change of the config, which is refused elsewhere.
+  """
+  for field, function in now.items():
+    was = (before or {}).get(field, function)
+    if was["name"] == function["name"] and was["digest"] != function["digest"]:
+      file = function["name"].rpartition(":")[0]
+      raise ValueError(
+        f"config.{field} = {function['name']!r}: {file} was changed since this "
+        f"run began (digest {was['digest']}, now {function['digest']}); "
+        "restore it, choose another workdir, or pass --allow_config_change"
+      )
+
+
+def optimizer(c: Config) -> tuple[Optimizer, Schedule]:
+  """AdamW with a warm-up, and the rate of each update."""
+  names = ("warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
+  how = {name: getattr(c.optim, name) for name in names}
+  return states.adamw(lr=scaled_lr(c), **how)
+
+
+def scaled_lr(c: Config) -> float:
+  """The learning rate of a step, for its number of samples."""
+  lr, base = c.optim.lr, c.optim.lr_samples
+  if not base:
+    return lr
+  return lr_scaling.sqrt_scaled(
+    lr, samples=c.sampling.samples, base_samples=base
+  )
+
+
 def _phase(
-  given: config.PhaseConfig,
+  given: PhaseConfig,
   chosen: Functions,
   this: WithPolicy[Config],
   *,
@@ -276,7 +389,7 @@ def _phase(
   """A phase with its functions, its sizes and its memory plans."""
   policy, machine = this.policy, this.machine
   c = dataclasses.replace(given.config, policy=this.config.policy)
-  tx, lr = functions.optimizer(c)
+  tx, lr = optimizer(c)
   try:
     _check_lengths(c, policy.max_positions)
     c, plans = sized(c, policy, tx, machine, keep_reference=keep_reference)
@@ -428,7 +541,7 @@ def _load(
 
 def _heldout_plan(
   c: Config, policy: Policy, axes: Axes, held: int, processes: int
-) -> Heldout:
+) -> RolloutPlan:
   """Held-out prompts at one time: as in training, halved until they fit.
 
   Args:
@@ -447,15 +560,13 @@ def _heldout_plan(
     load = _load(c, policy, axes, held, c.eval.n, each * rows)
     load = dataclasses.replace(load, cut=c.eval.top_p < 1.0)
     try:
-      plan = memory.rollouts(
+      return memory.rollouts(
         load, policy.target.memory_bytes, slots=c.sampling.slots or None
       )
     except TooLarge as e:
       if each == 1:
         raise TooLarge(f"evaluations: {e}") from None
       each = -(-each // 2)
-    else:
-      return Heldout(each * rows, plan)
 
 
 def _state_bytes(

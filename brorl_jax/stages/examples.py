@@ -9,7 +9,7 @@ import numpy as np
 
 from brorl_jax import types
 from brorl_jax.config import Config
-from brorl_jax.config.data import DataConfig, DomainConfig, FamilyConfig
+from brorl_jax.config.sampling import DataConfig, DomainConfig, FamilyConfig
 from brorl_jax.data import data_order, dataset, heldout, schema
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form

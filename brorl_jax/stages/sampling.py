@@ -9,7 +9,7 @@ from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
-from brorl_jax.plan.resolve import Heldout, Phase, WithPolicy
+from brorl_jax.plan.resolve import Phase, WithPolicy
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.dynamic_sampling import RoundPlan
@@ -36,7 +36,7 @@ def round_plan(phase: Phase) -> RoundPlan:
 def sample_heldout(
   this: WithPolicy[Config],
   c: Config,
-  how: Heldout,
+  plan: RolloutPlan,
   params: PyTree,
   prompts: types.Prompts,
   key: Key[Array, ""],
@@ -47,8 +47,8 @@ def sample_heldout(
   """
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   mesh = sharding.local_mesh(this.mesh)
-  spec = how.plan.spec(cut, this.text.stop_ids, mesh)
-  make = prefixes if _shares_prefixes(how.plan) else sampler
+  spec = plan.spec(cut, this.text.stop_ids, mesh)
+  make = prefixes if _shares_prefixes(plan) else sampler
   return jax.device_get(make.rollouts(spec, params, prompts, key))
 
 

@@ -22,7 +22,7 @@ from brorl_jax.configs import (
 )
 from brorl_jax.main import settings
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.plan import functions
+from brorl_jax.plan import resolve
 from brorl_jax.stages import examples
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import posed
@@ -137,7 +137,7 @@ def test_the_simulation_is_that_of_the_paper():
 
 
 def test_the_rate_grows_with_the_root_of_samples():
-  rate = lambda of: functions.scaled_lr(settings.typed(of.get_config("1p5b")))
+  rate = lambda of: resolve.scaled_lr(settings.typed(of.get_config("1p5b")))
   assert rate(n16) == rate(n512_equal_samples) == pytest.approx(1e-6)
   assert rate(n512) == pytest.approx(2.828e-6, rel=1e-3)
   assert rate(prorl_v1) == pytest.approx(2e-6)

@@ -31,7 +31,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import report, settings, train
 from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.plan import functions, resolve
+from brorl_jax.plan import resolve
 from brorl_jax.runs import checkpoints, folder
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -170,7 +170,7 @@ class Stages:
 
 def parts(this, workdir, *, anew):
   """What a start checks of the folder, and parts that cannot train."""
-  functions.refuse_changes(folder.stored(workdir, "functions"), _OWN)
+  resolve.refuse_changes(folder.stored(workdir, "functions"), _OWN)
   examples().refuse_changes(folder.stored(workdir, "data"))
   state = State(jnp.int32(0), like(), {}, None)
   entries = {"data": examples().fingerprint, "functions": _OWN}

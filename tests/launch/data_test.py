@@ -25,13 +25,13 @@ def any_output(record):
   return record["tests"]
 
 
-CHECK = {"math": short, "stem": short, "code": any_output}
-CHECK["instructions"] = lambda record: {"instructions": record["instructions"]}
-SIMPLE = {
-  name: dataclasses.replace(
-    domain, check_reference=CHECK.get(name, domain.check_reference)
-  )
-  for name, domain in DOMAINS.items()
+CHECK = {
+  "math": short, "stem": short, "code": any_output,
+  "instructions": lambda record: {"instructions": record["instructions"]},
+}  # fmt: skip
+SIMPLE = DOMAINS | {
+  name: dataclasses.replace(DOMAINS[name], check_reference=check)
+  for name, check in CHECK.items()
 }
 
 
@@ -131,30 +131,28 @@ def test_eurus2(tmp_path):
     eurus("math", "", "g"),
   ]
   records, dropped = converted("eurus2", tmp_path / "e.parquet", rows)
-
-  def expected(n, domain, source, text, **own):
-    return {
-      "id": f"eurus2-{n:06d}",
-      "domain": domain,
-      "source": f"eurus2-{source}",
-      "messages": [{"role": "user", "content": text}],
-      **own,
-    }
-
   add = {
     "fn_name": "add",
     "inputs": [[1, "x"], [[2], {}]],
     "outputs": [3, [1, 2]],
   }
   unwrapped = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [3, [4]]}
+  asked = "What? \\boxed{Your answer}"
   assert records == [
-    expected(1, "code", "taco", "Double.", tests=stdin),
-    expected(2, "code", "apps-x", "Add.", tests=add),
-    expected(3, "code", "taco", "Wrap.", tests=unwrapped),
-    expected(
-      4, "math", "numina_olympiads", "What? \\boxed{Your answer}", answer="42"
-    ),
-  ]
+    {
+      "id": f"eurus2-{n:06d}",
+      "domain": domain,
+      "source": f"eurus2-{source}",
+      "messages": [{"role": "user", "content": text}],
+      **own,
+    }
+    for n, (domain, source, text, own) in enumerate([
+      ("code", "taco", "Double.", {"tests": stdin}),
+      ("code", "apps-x", "Add.", {"tests": add}),
+      ("code", "taco", "Wrap.", {"tests": unwrapped}),
+      ("math", "numina_olympiads", asked, {"answer": "42"}),
+    ], 1)
+  ]  # fmt: skip
   assert dropped == {
     "ability is neither math nor code": 1, "the tests are not JSON": 2,
     "the tests have no lists of inputs and outputs": 1, "a test is not text": 1,
@@ -197,17 +195,9 @@ def test_scp116k(tmp_path):
 
 def test_llama_nemotron_if(tmp_path):
   def row(n, ids, kwargs, **args):
-    return {
-      "input": [{"role": "user", "content": f"Write {n}."}],
-      "args": {
-        "instruction_id_list": ids,
-        "instruction_kwargs": kwargs,
-        **args,
-      },
-      "category": "instruction_following",
-      "reasoning": "off",
-      "system_prompt": "detailed thinking off",
-    }
+    args |= {"instruction_id_list": ids, "instruction_kwargs": kwargs}
+    asked = [{"role": "user", "content": f"Write {n}."}]
+    return {"input": asked, "args": args, "reasoning": "off"}
 
   comma, words = "punctuation:no_comma", "length_constraints:number_words"
   many = {"relation": "at least", "num_words": 9}
@@ -301,10 +291,8 @@ def test_refusals_leave_nothing_behind(
   (tmp_path / "old.jsonl").write_text("mine")
   before = sorted(p.name for p in tmp_path.iterdir())
   assert prepare.main(["deepscaler", *args]) == 2
-  err = capsys.readouterr().err
-  assert (
-    err.startswith("error: ") and mentions(err, said) and err.count("\n") == 1
-  )
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: ") and mentions(line, said)
   assert sorted(p.name for p in tmp_path.iterdir()) == before
   assert (tmp_path / "old.jsonl").read_text() == "mine"
 
@@ -312,23 +300,12 @@ def test_refusals_leave_nothing_behind(
 @pytest.mark.parametrize("given", ["[NaN, 1]", '"\\ud800"'])
 def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
   """One of them must not cost the others, nor spoil the file."""
+  call = lambda one: {"fn_name": "f", "inputs": [one], "outputs": ["1"]}
   rows = [
-    {
-      "ability": "code",
-      "prompt": [{"role": "user", "content": f"Number {i}?"}],
-      "reward_model": {
-        "ground_truth": json.dumps(
-          {"fn_name": "f", "inputs": [one], "outputs": ["1"]}
-        )
-      },
-      "extra_info": {"index": i, "split": "train"},
-      "data_source": "some",
-    }
+    eurus("code", json.dumps(call(one)), f"Number {i}?")
     for i, one in enumerate((given, "2"))
   ]
-  path, output = tmp_path / "rows.json", tmp_path / "out.jsonl"
-  path.write_text(json.dumps(rows))
-  assert prepare.main(["eurus2", str(path), f"--output={output}"]) == 0
-  assert [
-    e.question for e in dataset.read(str(output), domains=DOMAINS).examples
-  ] == ["Number 1?"]
+  path, output = written(tmp_path / "a.json", rows), tmp_path / "out.jsonl"
+  assert prepare.main(["eurus2", path, f"--output={output}"]) == 0
+  [example] = dataset.read(str(output), domains=DOMAINS).examples
+  assert example.question == "Number 1?"

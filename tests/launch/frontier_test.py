@@ -29,7 +29,7 @@ from launch.frontier import (
   summary,
 )
 
-# ---------------------------------------------------------------- the problems
+# -------- the problems
 
 
 @pytest.mark.parametrize("task", prepare.TASKS)
@@ -67,7 +67,7 @@ def test_countdown_is_right_in_any_order_of_the_numbers():
     assert pair.train.right == pair.heldout.right
 
 
-# ------------------------------------------------------------ what is measured
+# -------- what is measured
 
 TINY = Policy(
   vocab=20, width=16, layers=1, heads=2, kv_heads=2, head_size=8, mlp=16,
@@ -118,7 +118,7 @@ def test_a_summary_by_hand():
   assert got["best_at_256"] == pytest.approx((1.0 + once + 1.0) / 4, rel=1e-2)
 
 
-# ---------------------------------------------------------------- arms, configs
+# -------- arms, configs
 
 
 def test_configs_say_what_their_names_say():
@@ -144,7 +144,7 @@ def test_configs_say_what_their_names_say():
       frontier.get_config(bad)
 
 
-# --------------------------------------------------------------- the statistics
+# -------- the statistics
 
 
 def test_the_best_n_is_as_certain_as_a_bootstrap_says():
@@ -181,16 +181,12 @@ def test_differences_are_those_of_scipy_on_prompts():
   assert got["high"] - got["low"] == pytest.approx(2 * 1.96 * error, rel=1e-4)
 
 
-# ------------------------------------------------------------------ the plateau
+# -------- the plateau
 
 
 def arm_against(mean, low, at_time, near=0.02, others=0.0):
-  return {
-    "heldout": {"mean": mean, "low": low},
-    "heldout_at_time": at_time,
-    "in_reach": near,
-    "others": others,
-  }
+  rest = dict(heldout_at_time=at_time, in_reach=near, others=others)
+  return {"heldout": {"mean": mean, "low": low}, **rest}
 
 
 GOOD = arm_against(0.02, 0.01, 0.01)
@@ -214,7 +210,7 @@ def test_the_verdict_is_what_was_written_down(wide, decayed, said):
   assert plateau.verdict([wide]) == "undecided"
 
 
-# --------------------------------------------------------------------- the page
+# -------- the page
 
 
 RESULTS = pathlib.Path(__file__).parents[2] / "launch" / "frontier" / "results"

@@ -28,22 +28,19 @@ def test_least_squares_over_the_upper_half_by_hand():
   assert found["steps"][2:] == [2.0, 0.0]
 
 
-def task(n: int) -> protocol.Task:
+def test_the_share_of_attention_by_hand():
   model = workloads.Model(
     vocab=50, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
   )
-  return protocol.Task(workloads.Workload(model, 10, new=4), n, "float32")
-
-
-def test_the_share_of_attention_by_hand():
+  task = protocol.Task(workloads.Workload(model, 10, new=4), 6, "float32")
   # A pair of a query and a key costs 4 x 2 layers x 2 heads x 2 operations.
   # Prefill: half of 10 x 10. Three of a response's 4 tokens are decoded. They
   # read the prompt, and 1 + 2 + 3 columns of their own.
-  found = growth._counted("rollout", task(6))
+  found = growth._counted("rollout", task)
   assert found["of_attention"] == 32 * (50 + 6 * (30 + 6))
   # An update reads 1 + ... + 10 pairs of the prompt, and of every response 10 +
   # 1, 10 + 2, 10 + 3; backward twice as many.
-  found = growth._counted("update", task(6))
+  found = growth._counted("update", task)
   assert found["of_attention"] == 3 * 32 * (55 + 6 * 36)
   assert found["operations"] > found["of_attention"]
 

@@ -90,13 +90,7 @@ def test_a_walk_by_hand(small):
 
 
 def test_a_config_is_followed_from_the_two_commands():
-  for start, of in (("plan.resolve.resolve", "c"), ("main.train.run", "this")):
-    path = {*house.walk(f"brorl_jax.{start}", {of}, set())}
-    assert f"brorl_jax.{start.rpartition('.')[0]}" in path and len(path) > 1
-
-
-def test_the_functions_of_the_package_are_known():
-  for path in ("train.train", "stages.examples.Examples.of"):
-    assert house.FUNCTIONS[f"brorl_jax.{path}"].name == path.rpartition(".")[2]
-  made = house.FUNCTIONS["brorl_jax.stages.examples.Examples"]
-  assert made.name == "__init__"
+  """A config is resolved in one file; a run then enters others."""
+  path = lambda at, of: {*house.walk(f"brorl_jax.{at}", {of}, set())}
+  assert path("plan.resolve.resolve", "c") == {"brorl_jax.plan.resolve"}
+  assert path("main.train.run", "this") > {"brorl_jax.main.train"}

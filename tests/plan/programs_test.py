@@ -308,6 +308,7 @@ def test_tables_and_a_line_of_json(show):
 def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
   show, capsys, name, lower
 ):
+  show(made.needs(name, temp_bytes=made.POOL - 4 * MIB))  # what just fits
   some = [
     made.needs(which, temp_bytes=made.POOL + more)
     for which, more in (("prefill", 0), (name, MIB))
@@ -316,7 +317,3 @@ def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
     show(*some, job=made.run(theory_prompts=16))
   assert mentions(str(e.value), f"{name} needs ... lower {lower}")
   assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
-
-
-def test_what_just_fits_is_not_refused(show):
-  show(made.needs("gradient", temp_bytes=made.POOL - 4 * MIB))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ from one_step import resolved
 
 from brorl_jax import config
 from brorl_jax.errors import UserError
+from brorl_jax.learner import state as states
+from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.learner.packing import Layout
 from brorl_jax.main import plan, train
 from brorl_jax.many import meshes
@@ -25,7 +28,7 @@ from brorl_jax.model.spec import Target
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Machine
 from brorl_jax.plan.topology import Name, Topology
-from brorl_jax.rl import losses
+from brorl_jax.rl import advantages, filtering, losses
 from brorl_jax.runs import folder
 
 CPU, GPU, TPU = (Target(kind, 8, 2**36) for kind in ("cpu", "gpu", "tpu"))
@@ -45,15 +48,173 @@ def sizes_of(this):
   return [(p.config, p.layout, p.memory, p.objective) for p in this.phases]
 
 
-# -------------------------------------------------------------------- phases
+# ----------------------------------------------------------------- functions
 
 
+def functions_of(**fields):
+  """The functions of the first phase of a config."""
+  return resolve.phase_functions(0, configured.config(**fields).phases[0])
+
+
+# As a user's file has them.
 OWN = """
 import jax.numpy as jnp
 
-def loss(logp, logp_old, advantage, mask):
-  return -advantage[:, None] * logp
+def loss(logp, logp_old, advantage, mask, *, clip_high):
+  ratio = jnp.exp(logp - logp_old)
+  return -jnp.minimum(ratio, 1 + clip_high) * advantage[:, None]
+
+def of_sequences(logp, logp_old, advantage, mask):
+  return -advantage * jnp.sum(logp, axis=1, where=mask)
+
+def advantage(reward, valid, length):
+  return reward - 0.5
+
+def keep(reward, valid):
+  return reward.mean(axis=1) < 0.9
+
+def scalar(*args, **options):
+  return 0.0
 """
+
+
+@pytest.fixture
+def file(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(OWN)
+  return path
+
+
+def test_a_name_of_a_table_is_its_value():
+  for name, value in losses.LOSSES.items():
+    made = functions_of(loss=name)
+    assert made.objective.loss is value and made.digests == {}
+  for name, value in advantages.ADVANTAGES.items():
+    found = functions_of(advantage=name).advantage
+    assert getattr(found, "func", found) is value
+  for name, value in filtering.KEEP.items():
+    assert functions_of(keep=name).keep is value
+
+
+def test_an_advantage_gets_the_numbers_of_its_kind():
+  reward = jnp.float32([[1, 0, 0, 0, 0, 0]])
+  how = {"advantage.kind": "pass_at_k", "advantage.k": 2}
+  credit = functions_of(**how).advantage
+  got = credit(reward, jnp.ones_like(reward, bool), jnp.ones_like(reward))
+  np.testing.assert_array_equal(got, advantages.pass_at_k(reward, k=2))
+
+
+@pytest.mark.parametrize(
+  "changes, correction",
+  [
+    ({"correction": "none"}, None),
+    ({}, Correction("truncated", 0.0, 2.0)),
+    ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
+    ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
+    ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
+  ],
+)
+def test_the_config_becomes_constants_of_the_loss(changes, correction):
+  assert functions_of(entropy_weight=0.1, **changes).objective == Objective(
+    clip_low=0.2, clip_high=0.28, kl_weight=1e-4, kl_clamp=10.0,
+    temperature=1.0, entropy_weight=0.1, correction=correction,
+  )  # fmt: skip
+
+
+def test_the_optimizer_has_every_number_of_the_config():
+  how = dict(
+    lr=0.1, warmup=2, b1=0.4, b2=0.45, eps=0.25, weight_decay=0.3,
+    max_grad_norm=1.5,
+  )  # fmt: skip
+
+  def moved(tx):
+    params = {"w": jnp.arange(1.0, 4.0)}
+    state = tx.init(params)
+    for _ in range(3):
+      step, state = tx.update({"w": params["w"] ** 2}, state, params)
+      params = jax.tree.map(jnp.add, params, step)
+    return params["w"]
+
+  tx, _ = resolve.optimizer(configured.config(**how))
+  np.testing.assert_array_equal(moved(tx), moved(states.adamw(**how)[0]))
+  for name in how:  # or it could not be missed
+    other, _ = states.adamw(**how | {name: 2 * how[name]})
+    assert np.any(moved(other) != moved(tx)), name
+
+
+@pytest.mark.parametrize("base, factor", [(0, 1.0), (16, 2.0)])
+def test_the_rate_grows_with_the_root_of_a_count(base, factor):
+  c = one_step.config(lr=0.01, warmup=2, lr_samples=base)  # 64 samples
+  assert resolve.scaled_lr(c) == pytest.approx(0.01 * factor)
+  rates = [resolve.optimizer(c)[1](i) for i in range(3)]
+  np.testing.assert_allclose(rates, np.array([0.5, 1, 1]) * 0.01 * factor, 1e-6)
+
+
+def test_an_own_function_is_found_and_its_file_is_told(file):
+  fields = {"loss.kind": "loss", "advantage.kind": "advantage"}
+  fields |= {"filter.keep": "keep"}
+  names = {field: f"{file}:{name}" for field, name in fields.items()}
+  made = functions_of(**names)
+  loss = made.objective.loss
+  assert (loss.unit, loss.options) == ("token", ("clip_high",))
+  assert (made.advantage.__name__, made.keep.__name__) == ("advantage", "keep")
+  assert {k: v["name"] for k, v in made.digests.items()} == names
+  (digest,) = {f["digest"] for f in made.digests.values()}
+  assert re.fullmatch("[0-9a-f]{32}", digest)
+
+
+def test_a_phase_has_functions_of_its_own(file):
+  mine = f"{file}:loss"
+  changes = {"from_step": 3, "loss.kind": mine}, {"from_step": 5, "optim.lr": 1}
+  this = resolved(phases=changes)
+  (told,) = this.functions.items()
+  assert told[0] == "run.phases[0]['loss.kind']" and told[1]["name"] == mine
+  takes = [phase.objective.loss.options for phase in this.phases]
+  assert takes == [losses.OPTIONS, ("clip_high",), ("clip_high",)]
+
+
+@pytest.mark.parametrize(
+  "field", ["loss.kind", "advantage.kind", "filter.keep"]
+)
+@pytest.mark.parametrize(
+  "name, line",
+  [
+    ("ppoo", "'ppoo': unknown"),
+    ("{file}:nothing", "mine.py ... function 'nothing'"),
+    ("nowhere.py:f", "nowhere.py does not exist"),
+    ("{file}:scalar", "mine.py:scalar': returns float32[] for"),
+  ],
+)
+def test_what_is_no_function_is_refused_by_its_field(file, field, name, line):
+  with refuses(ValueError, f"config.{field} = ... {line}"):
+    functions_of(**{field: name.format(file=file)})
+
+
+@pytest.mark.parametrize("name", ["gspo", "{file}:of_sequences"])
+def test_a_loss_of_sequences_has_no_mean_over_a_constant(file, name):
+  name = name.format(file=file)
+  with refuses(ValueError, f"loss.mean = 'constant' ... loss.kind = '{name}'"):
+    functions_of(loss=name, mean="constant")
+  later = {"from_step": 9, "loss.kind": name, "loss.mean": "constant"}
+  with refuses(UserError, "phase from step 9 ... loss.mean = 'constant'"):
+    resolved(phases=(later,))
+
+
+def test_a_changed_file_is_refused_by_name():
+  of = lambda name, digest: {"loss.kind": {"name": name, "digest": digest * 32}}
+  before, other = of("mine.py:loss", "a"), of("mine.py:loss", "b")
+  for now in (before, of("yours.py:loss", "b"), {}):
+    resolve.refuse_changes(before, now)
+  for none in (None, {}):
+    resolve.refuse_changes(none, other)
+  changed = "config.loss.kind = 'mine.py:loss' ... mine.py was changed"
+  with refuses(ValueError, f"{changed} ... {'a' * 32} ... {'b' * 32}"):
+    resolve.refuse_changes(before, other)
+
+
+# -------------------------------------------------------------------- phases
+
+
 LATER = (
   {"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"},
   {
@@ -153,14 +314,6 @@ def weights(this):
   return sum(x.size * 4 for x in jax.tree.leaves(this.policy.shapes))
 
 
-def test_own_functions_are_told_with_their_phase(tmp_path):
-  (tmp_path / "mine.py").write_text(OWN)
-  mine = f"{tmp_path}/mine.py:loss"
-  this = resolved(phases=({"from_step": 2, "loss.kind": mine},))
-  (told,) = this.functions.items()
-  assert told[0] == "run.phases[0]['loss.kind']" and told[1]["name"] == mine
-
-
 # ------------------------------------------------------------------ machines
 
 
@@ -204,7 +357,7 @@ def test_the_config_tells_the_memory_of_a_device():
     assert phase.trainer.target == this.policy.target
     assert phase.memory.rollouts.load.policy.target == this.policy.target
     assert phase.memory.rollouts.memory_bytes == told
-    assert phase.memory.heldout.plan.memory_bytes == told
+    assert phase.memory.heldout.memory_bytes == told
 
 
 def test_processes_share_the_devices_and_hold_a_copy_each():
@@ -222,7 +375,7 @@ def test_processes_share_the_devices_and_hold_a_copy_each():
   )
   assert held(one) == one.sampling_bytes
   assert held(two) - held(one) == pytest.approx(whole / 2, rel=0.01)
-  assert two.heldout.plan.parts["training state"] == held(two)
+  assert two.heldout.parts["training state"] == held(two)
 
 
 def test_an_evaluation_holds_parameters_alone(tmp_path):
@@ -230,8 +383,8 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     one_step.config(**fields), one_step.machine(), tmp_path
   )
   this = evaluation(in_flight=0, eval_prompts=99, eval_n=256)
-  assert this.heldout.prompts == 1
-  assert this.heldout.plan.parts["training state"] == weights(this)
+  assert this.heldout.load.prompts == 1
+  assert this.heldout.parts["training state"] == weights(this)
   with refuses(UserError, "max_new_tokens = 33040"):
     evaluation(max_new_tokens=33000)
   with refuses(UserError, "evaluations ... memory_bytes"):
@@ -375,13 +528,16 @@ def evaluates(tmp_path):
   return dtype
 
 
-def test_an_evaluation_has_the_dtype_of_the_run(evaluates, tmp_path):
+def test_an_evaluation_has_the_dtype_of_the_run_or_its_own(evaluates, tmp_path):
   assert evaluates() == "float32"
-  run = tmp_path / "run"
+  run, workdir = tmp_path / "run", tmp_path / "evaluation"
   (run / "checkpoints").mkdir(parents=True)
   began = config.as_dict(one_step.config(dtype="bfloat16"))
   folder.write_config(began, run, began_with="")
   assert evaluates(checkpoint=str(run)) == "bfloat16"
+  workdir.mkdir()
+  folder.write_config(began, workdir, mode="evaluate")
+  assert evaluates() == "bfloat16"
 
 
 def test_an_evaluation_goes_on_with_the_step_of_its_own_run(tmp_path):
@@ -396,14 +552,6 @@ def test_an_evaluation_goes_on_with_the_step_of_its_own_run(tmp_path):
     folder.write_config(values, workdir, mode="evaluate", evaluated=evaluated)
     this = resolve.evaluation(c, one_step.machine(), workdir)
     assert this.source.step == step
-
-
-def test_an_evaluation_goes_on_in_its_dtype(evaluates, tmp_path):
-  workdir = tmp_path / "evaluation"
-  workdir.mkdir()
-  began = config.as_dict(one_step.config(dtype="bfloat16"))
-  folder.write_config(began, workdir, mode="evaluate")
-  assert evaluates() == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -225,29 +225,3 @@ def test_a_mesh_of_a_tpu_has_its_hosts_one_after_the_other(monkeypatch):
   assert [[d.id for d in group] for group in groups] == [
     [0, 2, 4, 6], [1, 3, 5, 7],
   ]  # fmt: skip
-
-
-@pytest.mark.parametrize("processes, devices", [(1, 8), (2, 4), (8, 1)])
-def test_each_process_has_its_rows(processes, devices):
-  where = made.topology(processes=processes)
-  mesh = where.mesh(Axes(fsdp=8))
-  own = meshes.part(mesh, where.processes)
-  assert where.processes == processes
-  assert [*own.devices.flat] == jax.devices()[:devices]
-
-
-def test_cpus_are_processes_of_one_device():
-  name = topology.parse("cpu:64")
-  where = topology.Topology(name, (), Target("cpu", 64, 1))
-  assert name.devices == where.processes == 64
-
-
-@pytest.mark.parametrize(
-  "kind, gigabytes",
-  [("h100", 80), ("h200", 141), ("v5p", 95), ("v5e", 16), ("v6e", 32)],
-)
-def test_memory_of_a_device(kind, gigabytes):
-  # What a driver reports lies between the decimal and the binary gigabytes of
-  # the sheet, or a little below where firmware takes some.
-  memory = topology.CHIPS[kind].memory_bytes
-  assert 0.97 * gigabytes * 2**30 < memory < 1.01 * gigabytes * 2**30

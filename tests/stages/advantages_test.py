@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
 from messages import refuses
 from one_step import groups, resolved, short
 
-from brorl_jax.rl import advantages
 from brorl_jax.stages import advantages as advantage_stage
 from brorl_jax.types import RunState
 
@@ -25,22 +23,6 @@ def informative(some, **changes):
 def shaped(c, some, *, active):
   limit = c.sampling.max_new_tokens
   return advantage_stage.shaped(c.reward, some, limit=limit, active=active)
-
-
-@pytest.mark.ci
-def test_advantages_are_whitened_over_tokens(wired):
-  kept = wired.kept
-  got = wired.stages.advantages(kept, RunState()).advantage
-  reward = kept.scores.reward
-  length = kept.rollouts.mask.sum(axis=2).astype(np.float32)
-  where = np.asarray(advantages.informative(jnp.asarray(reward)))
-  assert where.any() and len(np.unique(length)) > 1
-  weight = length * where[:, None]
-  centered = reward - reward.mean(axis=1, keepdims=True)
-  mean = np.average(centered, weights=weight)
-  std = np.sqrt(np.average((centered - mean) ** 2, weights=weight))
-  want = np.where(where[:, None], (centered - mean) / std, 0.0)
-  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 REWARDS = [
@@ -188,40 +170,6 @@ def test_a_group_that_shaping_made_equal_gets_exactly_0():
   got = stage(some, advantage="tokens", truncated_factor=0.0).advantage
   np.testing.assert_array_equal(got[0], 0.0)
   np.testing.assert_allclose(got[1], [3**0.5, -(3**-0.5)], rtol=1e-5)
-
-
-def some_groups():
-  rng = np.random.default_rng(0)
-  reward = (rng.random((6, 4)) < 0.5).astype(np.float32)
-  reward[0], reward[1] = 1.0, [1, 0, 0, 0]
-  return groups(
-    reward,
-    length=rng.integers(1, 5, (6, 4)),
-    logp=np.log(rng.random((6, 4))),
-    answer=rng.integers(0, 3, (6, 4)),
-  )
-
-
-@pytest.mark.parametrize("advantage", ["tokens", "trajectories", "pass_at_k"])
-def test_each_advantage_is_its_function(advantage):
-  some = some_groups()
-  reward = jnp.asarray(some.scores.reward)
-  length = jnp.asarray(some.rollouts.mask).sum(axis=2, dtype=jnp.float32)
-  where = advantages.informative(reward)
-  centered = advantages.center_by_group(reward)
-  want = {
-    "tokens": lambda: advantages.whiten_by_batch(centered, length, where),
-    "trajectories": lambda: advantages.whiten_by_batch(
-      centered, jnp.ones_like(length), where
-    ),
-    # k = 2 of 4: 4 * (wrong - 1) / 3.
-    "pass_at_k": lambda: (
-      centered * jnp.maximum(4 / 3 * (3 - reward.sum(axis=1, keepdims=True)), 0)
-    ),
-  }[advantage]()
-  got = stage(some, advantage=advantage, **{"advantage.k": 2})
-  np.testing.assert_allclose(got.advantage, want, atol=1e-6)
-  assert np.abs(want).max() > 0.1 and (got.advantage[0] == 0.0).all()
 
 
 def test_the_schedule_of_the_length_reward_has_its_own_count():

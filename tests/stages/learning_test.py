@@ -15,11 +15,8 @@ from one_step import config, resolved
 from brorl_jax.config.run import Guard
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
-from brorl_jax.learner.objective import Correction
 from brorl_jax.learner.state import init_state, updates_done
 from brorl_jax.model import sharding
-from brorl_jax.plan import functions
-from brorl_jax.rl import losses, lr_scaling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, metrics, run_state
 from brorl_jax.stages import learning
@@ -188,25 +185,6 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
   assert kinds(again.opt) == {moments}
 
 
-@pytest.mark.parametrize(
-  "changes, factor",
-  [
-    ({}, 1.0),
-    ({"lr_samples": 16}, 2.0),  # 64 samples
-  ],
-)
-def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
-  c = config(lr=0.01, warmup=2, **changes)
-  assert functions.scaled_lr(c) == pytest.approx(0.01 * factor)
-  _, schedule = functions.optimizer(c)
-  np.testing.assert_allclose(
-    [schedule(i) for i in range(3)],
-    np.array([0.5, 1.0, 1.0]) * 0.01 * factor,
-    rtol=1e-6,
-  )
-  assert lr_scaling.sqrt_scaled(1.0, samples=64, base_samples=16) == 2.0
-
-
 def learned_a_little(*, keep_reference=True, **changes):
   """A phase, and a state after three of its updates."""
   phase = resolved(**changes).phases[0]
@@ -222,27 +200,18 @@ def learned_a_little(*, keep_reference=True, **changes):
 
 @pytest.mark.parametrize(
   "rule, progress, why",
-  tiers.some(
-    [
-      ({"reset_every": 2}, RunState(), None),
-      ({"reset_every": 2}, RunState(since_reset=1), "2 steps"),
-      ({"reset_stalled": 2}, RunState(best=0.5, stalled=1), None),
-      (
-        {"reset_stalled": 2},
-        RunState(best=0.5, stalled=2),
-        "no better score in 2 evaluations",
-      ),
-      ({}, RunState(since_reset=999, best=0.5, stalled=99), None),
-    ],
-    2,
-  ),
+  [
+    ({"reset_every": 2}, RunState(), None),
+    ({"reset_stalled": 2}, RunState(stalled=2), "no better score in 2"),
+  ],
 )
 def test_when_the_policy_becomes_the_reference(rule, progress, why):
+  """The rules themselves are in run_state_test."""
   phase, state = learned_a_little(**{"reset_every": 0} | rule)
   assert (state.reference["w"] != state.params["w"]).all()
   progress = dataclasses.replace(progress, tokens=5)
   after, progress_after, said = learning.reset_reference(phase, state, progress)
-  assert said == why
+  assert said == (why and f"{why} evaluations")
   chex.assert_trees_all_equal(after.params, state.params)
   chex.assert_trees_all_equal(after.opt, state.opt)
   if why is None:
@@ -301,31 +270,6 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
     chex.assert_trees_all_equal(state.reference, state.params)
     assert kinds(state.reference) == kinds(state.opt) == {sharding.HOST}
     assert kinds(state.params) == {"device"}
-
-
-@pytest.mark.parametrize(
-  "changes, correction",
-  [
-    ({"correction": "none"}, None),
-    ({}, Correction("truncated", 0.0, 2.0)),
-    ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
-    ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
-    ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
-  ],
-)
-def test_the_config_becomes_constants_of_the_loss(changes, correction):
-  goal = functions.objective(config(entropy_weight=0.1, **changes))
-  assert goal == update.Objective(
-    clip_low=0.2,
-    clip_high=0.28,
-    kl_weight=1e-4,
-    kl_clamp=10.0,
-    temperature=1.0,
-    entropy_weight=0.1,
-    correction=correction,
-  )
-  for kind in ("gspo", "cispo"):
-    assert functions.objective(config(loss=kind)).loss is losses.LOSSES[kind]
 
 
 MINE = """

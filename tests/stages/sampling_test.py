@@ -114,9 +114,8 @@ def test_short_rollouts_share_rows_where_that_pays(called, T, memory, shares):
     load = dataclasses.replace(plan.load, policy=policy)
     return dataclasses.replace(plan, load=load)
 
-  heldout = dataclasses.replace(plans.heldout, plan=on(plans.heldout.plan))
   plans = dataclasses.replace(
-    plans, rollouts=on(plans.rollouts), heldout=heldout
+    plans, rollouts=on(plans.rollouts), heldout=on(plans.heldout)
   )
   sample(this, memory=plans)
   assert [name for name, *_ in called] == ["rows" if shares else "slots"] * 2

@@ -6,16 +6,11 @@ import json
 import pathlib
 
 import configured
-import jax
 import numpy as np
 import pytest
-from messages import refuses
 
 from brorl_jax import types
 from brorl_jax.model import tokenizer
-from brorl_jax.rollout import sampler
-from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.slots import RolloutSpec
 from brorl_jax.stages import scoring
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts import gym, pool
@@ -152,20 +147,6 @@ def test_a_domain_may_pay_the_share_that_is_right(monkeypatch):
   assert got.reward.tolist() == [[1.0, 0.75, 0.0]]
 
 
-def test_rollouts_of_the_embedded_policy_are_judged(scorer):
-  from brorl_jax.model import huggingface
-
-  policy, params = huggingface.load(ASSETS)
-  prompts = examples().prompts(1, range(8))
-  spec = RolloutSpec(
-    policy=policy, sampling=SamplingParams(), stop_ids=text().stop_ids, n=16,
-    max_new_tokens=6, slots=8,
-  )  # fmt: skip
-  out = sampler.rollouts(spec, params, prompts, jax.random.key(0))
-  reward = scorer.scores(1, prompts, jax.device_get(out)).reward
-  assert 0.02 < reward.mean() < 0.7
-
-
 def test_walls_are_tried_for_what_is_judged(monkeypatch):
   asked = []
   monkeypatch.setattr(
@@ -189,23 +170,12 @@ def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):
   monkeypatch.setattr(scoring.jail, "isolation_error", lambda: "")
   walls, (said,) = scoring._sandbox(["code"], True)
   assert walls["programs"]["name"] == "inner"
-  assert (
-    said.startswith("jail: programs run in the weaker sandbox")
-    and "no bwrap" in said
-  )
+  assert said.startswith("jail: programs run in the weaker sandbox")
+  assert "no bwrap" in said
   full = dataclasses.replace(level, name="full", bubblewrap="/usr/bin/bwrap")
   monkeypatch.setattr(jail, "measure", lambda: full)
   _, (said,) = scoring._sandbox(["code"], False)
   assert said == "jail: programs run in a full sandbox with Python 3.11"
-
-
-def test_programs_without_a_jail_are_refused_in_one_line(monkeypatch):
-  def require(*, allow_inner):
-    raise scoring.jail.Failed("no jail for untrusted code here: install it")
-
-  monkeypatch.setattr(scoring.jail, "require", require)
-  with refuses(ValueError, "no jail"):
-    scoring._sandbox(["code"], False)
 
 
 @pytest.mark.parametrize(

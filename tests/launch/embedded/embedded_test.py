@@ -90,15 +90,12 @@ def test_a_quarter_of_the_sloppy_responses_pass(task, side):
 
 
 @pytest.mark.parametrize("task, side", CASES)
-def test_same_seed_same_text_and_another_seed_another_slip(task, side):
+def test_only_slips_are_drawn(task, side):
   for entry in entries(task, side, 15)[:3]:
     before = repr(entry)
     for quality in QUALITIES:
-      texts = [write(entry, quality, random.Random(i)) for i in range(9)]
-      again = [write(entry, quality, random.Random(i)) for i in range(9)]
-      assert texts == again
-      drawn = quality in ("detour", "sloppy")
-      assert (len(set(texts)) > 2) == drawn, (quality, texts)
+      texts = {write(entry, quality, random.Random(i)) for i in range(9)}
+      assert (len(texts) > 2) == (quality in ("detour", "sloppy")), texts
     assert repr(entry) == before
 
 
@@ -205,23 +202,20 @@ def text():
 
 
 def puzzles(count):
-  return [
-    gym.puzzle(family, "warmup", i, seed=7)
-    for family in families()
-    for i in range(count)
-  ]
+  every = itertools.product(families(), range(count))
+  return [gym.puzzle(family, "warmup", i, seed=7) for family, i in every]
 
 
-def demonstrate(puzzles, right, seed=0, **changed):
+def demonstrate(puzzles, **changed):
   budget = dict(prompt_tokens=40, max_new_tokens=6) | changed
   return demonstrations.pairs(
-    puzzles, text(), demonstrations.answers(right), seed=seed, **budget
+    puzzles, text(), demonstrations.answers({}), seed=0, **budget
   )
 
 
 def test_demonstrations_hold_prompt_answer_and_end():
   some = puzzles(3)
-  data = demonstrate(some, {})
+  data = demonstrate(some)
   for (prompt, response), puzzle in zip(data, some, strict=True):
     assert prompt == text().render(puzzle.messages)
     *answer, end = response
@@ -252,7 +246,7 @@ def test_solutions_are_written_in_the_shares_that_are_asked(monkeypatch):
 @pytest.mark.parametrize("budget", ["prompt_tokens", "max_new_tokens"])
 def test_what_does_not_fit_is_refused(budget):
   with pytest.raises(ValueError, match="budget"):
-    demonstrate(puzzles(3), {}, **{budget: 2})
+    demonstrate(puzzles(3), **{budget: 2})
 
 
 @pytest.mark.ci
@@ -265,7 +259,7 @@ def test_embedded_policy_is_within_its_promises():
   assert config["model_type"] == "qwen2"
 
   heldout = gym.heldout(families(), per_family=20, seed=0)
-  data = demonstrate(heldout, {})
+  data = demonstrate(heldout)
   layout = supervised.PairLayout(tokens=128, rows=1, microbatches=len(data))
   (rows,) = supervised.epoch(
     [len(x.prompt) + len(x.response) for x in data], layout, range(len(data))
@@ -292,42 +286,6 @@ def test_embedded_policy_is_within_its_promises():
 
 
 # -------- tokenizer
-
-SIZE = 380
-
-
-def questions():
-  rng = random.Random(0)
-  pairs = [(rng.randrange(1000), rng.randrange(1000)) for _ in range(600)]
-  letters = [chr(97 + a % 26) + chr(97 + b % 26) for a, b in pairs]
-  return [
-    *(f"Calculate the following sum: {a} + {b} = ?" for a, b in pairs),
-    *(f"What is the greatest common divisor of {a} and {b}?" for a, b in pairs),
-    *(f'How many times does the letter "{x}" appear?' for x in letters[::4]),
-  ]
-
-
-def build(path, *, merges=700, whole=()):
-  return tokenizer.build(
-    path, questions(), size=SIZE, merges=merges, whole=whole
-  )
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-  path = tmp_path_factory.mktemp("tokenizer")
-  build(path)
-  return path
-
-
-def test_the_same_texts_build_the_same_files(directory, tmp_path):
-  again = build(tmp_path)
-  names = sorted(path.name for path in directory.iterdir())
-  assert "tokenizer.json" in names
-  assert names == sorted(path.name for path in tmp_path.iterdir())
-  for name in names:
-    assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
-  assert again.size == SIZE
 
 
 def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
