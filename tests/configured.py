@@ -42,4 +42,4 @@ def config(**fields: Any) -> sections.Config:
 
 def examples(c: sections.Config, text: Any) -> Examples:
   """The prompts of a run."""
-  return Examples.of(c, text)
+  return Examples(c, text)

@@ -41,18 +41,23 @@ class Order:
     Args:
       sizes: Number of examples of each source; None for a generator, whose
         elements are 0, 1, 2...
-      weights: Relative share of each source among the prompts. A source of
-        weight 0 is never drawn. Grain rounds the weights: a share may be off
-        by 1 % of itself.
+      weights: Relative share of each source among the prompts. Grain rounds
+        them: a share may be off by 1 % of itself.
       seed: Any number >= 0.
-
-    Raises:
-      ValueError: A size or weight is out of range, or no weight is positive.
     """
     if seed < 0:
       raise ValueError(f"seed = {seed}: use a number >= 0")
-    for name in sizes:
-      _refuse_source(name, sizes[name], weights[name])
+    for name, size in sizes.items():
+      weight = weights[name]
+      # Grain shuffles with 32-bit numbers.
+      if size is not None and not 1 <= size < 2**31:
+        raise ValueError(
+          f"source {name!r} has {size} examples; use 1 to 2**31 - 1"
+        )
+      if not (math.isfinite(weight) and weight >= 0):
+        raise ValueError(
+          f"source {name!r} has weight {weight}; use a finite number >= 0"
+        )
     # Sorted, so that the order of a config's lines does not matter.
     drawn = sorted(name for name in sizes if weights[name] > 0)
     if not drawn:
@@ -75,8 +80,7 @@ class Order:
   def fingerprint(self, data: Mapping[str, str]) -> dict[str, str]:
     """What affects the order and its examples, for `refuse_changes`.
 
-    Args:
-      data: A digest of each source's examples, or of its generator.
+    `data` has a digest of each source's examples, or of its generator.
     """
     first = [self[i] for i in range(_PINNED)]
     amount = lambda n: "unbounded" if n is None else f"{n} examples"
@@ -95,11 +99,7 @@ class Order:
 
 
 def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-  """Refuses to resume a run with other data.
-
-  Raises:
-    ValueError: Names the first difference, with both values.
-  """
+  """Raises ValueError with the first difference of data, and both values."""
   # Causes first: the order follows from the rest.
   for name in sorted({*stored, *now}, key=lambda n: (n == "order", n)):
     was, is_ = stored.get(name, "missing"), now.get(name, "missing")
@@ -118,13 +118,3 @@ def _source(name: str, size: int | None, seed: int) -> grain.MapDataset:
     own = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest()
     numbers = numbers.shuffle(seed=int.from_bytes(own, "little"))
   return numbers.repeat().map(lambda element: (name, element))
-
-
-def _refuse_source(name: str, size: int | None, weight: float | int) -> None:
-  # Grain shuffles with 32-bit numbers.
-  if size is not None and not 1 <= size < 2**31:
-    raise ValueError(f"source {name!r} has {size} examples; use 1 to 2**31 - 1")
-  if not (math.isfinite(weight) and weight >= 0):
-    raise ValueError(
-      f"source {name!r} has weight {weight}; use a finite number >= 0"
-    )

@@ -1,7 +1,7 @@
-"""Reads, checks and filters examples of any domain from files.
+"""Reads and checks examples of any domain from files; holds some out.
 
     data = read(["data/math.jsonl", "code-*.parquet"], domains=DOMAINS)
-    kept, dropped = fit(data.examples, count_tokens, 2_048)
+    train, heldout = split(data, one_in=20)
 
 A .jsonl file has one JSON object per line: UTF-8, at most 1 MB and 16 levels
 deep. A .parquet file, or an .arrow file as `datasets` saves it, has the same
@@ -59,15 +59,20 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from brorl_jax.data import files, schema
 from brorl_jax.data.files import DataError, Place
 from brorl_jax.data.schema import PLAIN, Form
 from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import Domain, Example, Field, Verdict
+from brorl_jax.verdicts.base import MADE, Domain, Example, Field, Verdict
+from brorl_jax.verdicts.domains import DRAW
 from brorl_jax.verdicts.strict_json import Refused, show
+
+# A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
+_BLANK = re.compile(r"(?<!\w) | (?!\w)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +124,7 @@ def read(
     beside: Other files of the run; default ids differ from theirs.
     domains: The domains that records may name.
     skip_bad: Leave bad records out and list them in `skipped`, instead of
-      raising at the first.
-
-  Raises:
-    DataError: A record is bad and `skip_bad` is not set, a file cannot be read,
-      or no example is left. The message is one line with file, line, field,
-      error and remedy.
+      raising DataError at the first.
   """
   reader = Reader(domains, form)
   skipped = []
@@ -151,17 +151,12 @@ def read(
 
 
 class Reader:
-  """Collects examples and refuses repeated ids and contradicting answers.
-
-  Attributes:
-    examples: The examples so far.
-    places: File and line of each.
-  """
+  """Collects examples and refuses repeated ids and contradicting answers."""
 
   def __init__(self, domains: Mapping[str, Domain], form: Form = PLAIN):
     self._domains, self._form = domains, form
     self.examples: list[Example] = []
-    self.places: list[Place] = []
+    self.places: list[Place] = []  # of each
     self._ids: dict[str, Place] = {}
     self._asked: dict[bytes, int] = {}
 
@@ -175,12 +170,13 @@ class Reader:
         the same prompt and another answer. Nothing is added.
       DataError: Its verifier is not installed.
     """
-    fixed = {"domains": self._domains, "form": self._form}
     try:
-      example = schema.example(record, source=source, name=name, **fixed)
+      example = schema.example(record, source, name, self._domains, self._form)
     except ImportError as error:
       # Not an error of the record, so never skipped.
       raise DataError(f"{place}: cannot be checked: {error}") from error
+    except Refused as refused:
+      raise schema.with_column(refused, self._form) from None
     if example.id in self._ids:
       other = self._ids[example.id]
       raise Refused(
@@ -202,18 +198,6 @@ class Reader:
     self.places.append(place)
 
 
-def fit(
-  examples: Iterable[Example],
-  count_tokens: Callable[[Example], int],
-  limit: int,
-) -> tuple[list[Example], list[Example]]:
-  """Splits examples, in order, by whether their prompts fit into the limit."""
-  kept, dropped = [], []
-  for example in examples:
-    (kept if count_tokens(example) <= limit else dropped).append(example)
-  return kept, dropped
-
-
 def digest(examples: Iterable[Example]) -> str:
   """A hash of the examples in order: 32 hexadecimal digits."""
   total = hashlib.blake2b(digest_size=16)
@@ -227,11 +211,7 @@ def digest(examples: Iterable[Example]) -> str:
 
 
 def file_digests(paths: str | Sequence[str]) -> dict[str, str]:
-  """A hash of each file, by absolute path.
-
-  Raises:
-    DataError: A file is missing or cannot be read.
-  """
+  """A hash of each file, by absolute path."""
   out = {}
   for path in (file.path for file in files.find(paths)):
     try:
@@ -245,11 +225,135 @@ def file_digests(paths: str | Sequence[str]) -> dict[str, str]:
 
 def _asked(example: Example) -> bytes:
   """A hash of the conversation that ignores white space."""
-  text = "\n".join(
+  return _hash(
     f"{m['role']}: {' '.join(m['content'].split())}" for m in example.messages
   )
-  return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
+
+def _worded(example: Example) -> bytes:
+  """The hash of a conversation that `split` uses."""
+  return _hash(
+    f"{m['role']}: {_BLANK.sub('', ' '.join(m['content'].casefold().split()))}"
+    for m in example.messages
+    if m["role"] != "system"
+  )
+
+
+def _hash(lines: Iterable[str]) -> bytes:
+  return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
+
+
+# Held-out examples: a part of the data by hash, or separate files.
+
+
+def sides(
+  read: Callable[..., Data],
+  files: Sequence[str],
+  heldout_files: Sequence[str],
+  *,
+  one_in: int,
+) -> tuple[Data, Data]:
+  """Training and held-out data of a config's files.
+
+  Args:
+    read: (files, beside=other files) -> their data.
+    files: Training files; may be empty if there are held-out files.
+    heldout_files: Held-out files; if empty, a part of `files`, see `split`.
+    one_in: Share of that part.
+  """
+  train = read(files, beside=heldout_files) if files else Data([], [])
+  if not heldout_files:
+    return split(train, one_in=one_in)
+  held = read(heldout_files, beside=files)
+  refuse_overlap(train, held)
+  return train, held
+
+
+def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
+  """Training and held-out examples.
+
+  A hash of the conversation selects about one prompt in `one_in` as held out.
+  It ignores the system message, case, and white space that separates no words.
+  So a prompt is always on the same side, whichever file it comes from. Neither
+  side may be empty; skipped records are listed in the first.
+  """
+  if one_in < 2:
+    raise DataError(f"data.heldout_one_in = {one_in}: use at least 2")
+  held = [_is_held(example, one_in) for example in data.examples]
+  if all(held) or not any(held):
+    what = "left for training" if all(held) else "held out"
+    raise DataError(
+      f"data.heldout_one_in = {one_in}: none of {len(held)} examples is {what};"
+      " use another number, or give data.heldout_files"
+    )
+  train, heldout = _side(data, held, False), _side(data, held, True)
+  return train, dataclasses.replace(heldout, skipped=())
+
+
+def trained_on(data: Data, *, one_in: int) -> Data:
+  """The training side of `split` alone, which may be empty."""
+  held = [_is_held(example, one_in) for example in data.examples]
+  return _side(data, held, False)
+
+
+def _is_held(example: Example, one_in: int) -> bool:
+  return int.from_bytes(_worded(example), "little") % one_in == 0
+
+
+def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
+  numbers = [i for i, side in enumerate(held) if side == which]
+  return dataclasses.replace(
+    data,
+    examples=[data.examples[i] for i in numbers],
+    places=[data.places[i] for i in numbers],
+  )
+
+
+def refuse_overlap(train: Data, heldout: Data) -> None:
+  """Refuses held-out examples that are also training examples.
+
+  Prompts are compared as in `split`. Default ids (file and line) are not
+  compared, because files elsewhere may have the same name.
+  """
+  ids: dict[str, Place | str] = {}
+  asked: dict[bytes, Place | str] = {}
+  for example, place in zip(train.examples, train.places, strict=True):
+    ids.setdefault(example.id, place)
+    asked.setdefault(_worded(example), place)
+  for example, place in zip(heldout.examples, heldout.places, strict=True):
+    if example.id in ids and "/" not in example.id:
+      raise DataError(
+        f"{place}: held-out id {example.id!r} is also the training example"
+        f" {ids[example.id]}; remove one"
+      )
+    other = asked.get(_worded(example))
+    if other is not None:
+      raise DataError(
+        f"{place}: held-out prompt is also the training prompt {other}; remove"
+        " one"
+      )
+
+
+def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
+  """Refuses held-out puzzles that training may generate.
+
+  A hash of the question decides which split may generate it, whatever the
+  settings and the seed (see `gym.puzzle`). Puzzles on the training side are
+  refused if their task is one of `tasks`, which training generates. Examples of
+  other domains are not checked: the hash cannot tell whether a generator could
+  make a text, and nine texts in ten are on that side.
+  """
+  for example, place in zip(heldout.examples, heldout.places, strict=True):
+    if example.domain != MADE:
+      continue
+    if task := DRAW.may_draw(example, tasks):
+      raise DataError(
+        f"{place}: training may generate this held-out puzzle of {task}; "
+        "remove it from the held-out file"
+      )
+
+
+# Pairs.
 
 PAIR_FIELDS = ("prompt", "messages", "response", "id")
 
@@ -261,18 +365,12 @@ def read_pairs(
   beside: Sequence[str] = (),
   skip_bad: bool = False,
 ) -> Data:
-  """Reads prompts with responses, as `read` reads examples.
+  """Reads prompts with responses, entry["response"], as `read` reads examples.
 
-  `names` maps fields to columns that are named otherwise; `pair_response`
-  returns the response of each.
+  `names` maps fields to columns that are named otherwise.
   """
   form = Form(names=names, sole=_PAIR)
   return read(paths, form=form, beside=beside, domains={}, skip_bad=skip_bad)
-
-
-def pair_response(example: Example) -> str:
-  """The response that the policy learns."""
-  return example.entry["response"]
 
 
 def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -282,8 +380,7 @@ def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
   return own
 
 
-def _never(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
-  del response, entry, jail
+def _never(*_: Any) -> Verdict:
   raise RuntimeError("pairs have no verifier")
 
 

@@ -83,11 +83,6 @@ def find(paths: str | Sequence[str]) -> list[File]:
       or one split of a folder, "folder:train"; or data sets of the Hugging Face
       hub, which are downloaded, "hub:organisation/name:split@revision" (split
       and revision are optional).
-
-  Raises:
-    DataError: A path does not exist, a pattern matches nothing, a folder has no
-      such file or several splits, a file is named twice, or a name does not end
-      in .jsonl, .parquet or .arrow.
   """
   paths = [paths] if isinstance(paths, str) else list(paths)
   if not paths:
@@ -207,8 +202,7 @@ def _of_folder(
 ) -> Iterator[File]:
   """The files of a folder, sorted; "" stands for its only split.
 
-  `given` is its name in messages, to which `remedy` is added if it has no
-  files. The source of its examples is its name by default.
+  Messages name it as `given`; `remedy` is for a folder without files.
   """
   inside = sorted(_inside(pathlib.Path(folder)))
   if split:
@@ -262,15 +256,8 @@ def read(
   """The records of a file with their line or row numbers.
 
   A bad line is yielded as its error. Neither the whole file nor a line longer
-  than `strict_json.MAX_LINE` is held in memory.
-
-  Args:
-    path: A file that ends in one of `ENDINGS`.
-    nulls: Keep nulls in columnar files. By default null means that the field is
-      missing.
-
-  Raises:
-    DataError: The file cannot be read, or has no records.
+  than `strict_json.MAX_LINE` is held in memory. Without `nulls`, null in a
+  columnar file means that the field is missing.
   """
   empty = True
   lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Example
-from brorl_jax.verdicts.strict_json import Refused, kind, show
+from brorl_jax.verdicts.strict_json import Refused, did_you_mean, kind, show
 
 MAX_PROMPT = 100_000  # characters of all messages together
 ROLES = ("system", "user", "assistant")
@@ -39,12 +39,8 @@ PLAIN = Form()  # fields under their own names, a domain in every line
 def parse(text: str, known: Collection[str]) -> dict[str, str]:
   """The column of each field that is named differently in the files.
 
-  Args:
-    text: "field:column,field:column"; "column.inner" reads inside an object.
-    known: The names of all fields.
-
-  Raises:
-    ValueError: The message is one line that quotes the wrong part.
+  `text` is "field:column,field:column"; "column.inner" reads inside an object.
+  Raises ValueError that quotes the wrong part.
   """
   out: dict[str, str] = {}
   for pair in filter(None, (part.strip() for part in text.split(","))):
@@ -54,18 +50,12 @@ def parse(text: str, known: Collection[str]) -> dict[str, str]:
         f"{pair!r}: not of the form field:column; write prompt:question"
       )
     if field not in known:
-      remedy = _choose(field, known, f"use {', '.join(known)}")
+      remedy = did_you_mean(field, known, f"use {', '.join(known)}")
       raise ValueError(f"{pair!r}: unknown field {field!r}; {remedy}")
     if field in out:
       raise ValueError(f"{pair!r}: {field} already has column {out[field]}")
     out[field] = column
   return out
-
-
-def _choose(name: str, known: Iterable[str], otherwise: str) -> str:
-  """A remedy: the near match among the known names, if there is one."""
-  close = difflib.get_close_matches(name, [*known], n=1)
-  return f"did you mean {close[0]}?" if close else otherwise
 
 
 def known(domains: Mapping[str, Domain]) -> list[str]:
@@ -83,9 +73,6 @@ def renamed(
   """The fields that `names` maps to columns, and the other columns.
 
   An object that holds a field stays among the columns as a whole.
-
-  Raises:
-    Refused: A column is missing; the message lists the columns.
   """
   values = {
     field: _at(record, column, field) for field, column in names.items()
@@ -128,12 +115,7 @@ def _near(name: str, columns: Iterable[str]) -> str:
   """A near match among the columns, or a list of them."""
   listed = ", ".join(show(column)[1:-1] for column in columns)
   cut = listed if len(listed) <= _SHOWN else f"{listed[:_SHOWN]}..."
-  close = difflib.get_close_matches(name, [*columns], n=1)
-  return (
-    f"did you mean {show(close[0])}?"
-    if close
-    else f"columns: {cut or '(none)'}."
-  )
+  return did_you_mean(name, columns, f"columns: {cut or '(none)'}.", show)
 
 
 def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
@@ -162,42 +144,26 @@ def _slip(a: str, b: str) -> bool:
 # ------------------------------------------------------------------- example
 
 
+def with_column(refused: Refused, form: Form) -> Refused:
+  """An error that also names the column of its field, if that is another."""
+  column = form.names.get(re.split(r"[.[]", refused.field)[0])
+  if column is None:
+    return refused
+  return Refused(refused.field, f"{refused.why} (column {column!r})")
+
+
 def example(
   record: Mapping[str, Any],
-  *,
   source: str,
-  domains: Mapping[str, Domain],
-  form: Form = PLAIN,
-  name: str = "",
-) -> Example:
-  """Converts a record to an example.
-
-  Args:
-    record: A JSON object with finite numbers and no lone surrogates.
-    source: Default of its field "source".
-    domains: The known domains, by name.
-    form: Column names of fields, and the default domain.
-    name: Default of its id; "": the id is required.
-
-  Raises:
-    Refused: With the wrong field, its value and the remedy.
-  """
-  try:
-    return _example(record, source, domains, form, name)
-  except Refused as refused:
-    column = form.names.get(re.split(r"[.[]", refused.field)[0])
-    if column is None:
-      raise
-    raise Refused(refused.field, f"{refused.why} (column {column!r})") from None
-
-
-def _example(
-  record: Mapping[str, Any],
-  source: str,
+  name: str,
   domains: Mapping[str, Domain],
   form: Form,
-  name: str,
 ) -> Example:
+  """Converts a record, or raises Refused.
+
+  `source` and `name` are defaults of its fields "source" and "id"; without a
+  name the id is required.
+  """
   values, others = renamed(record, form.names)
   domain, foreign = _domain({**others, **values}, domains, form)
   for field in (*COMMON, *domain.fields):
@@ -267,8 +233,7 @@ def _domain(
   foreign = bool(form.domain) and not close
   name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:
-    one_of = f"use one of {', '.join(domains)}"
-    remedy = _choose(str(name), domains, one_of)
+    remedy = did_you_mean(name, domains, f"use one of {', '.join(domains)}")
     raise Refused("domain", f"{show(name)} is unknown; {remedy}")
   return domains[name], foreign
 

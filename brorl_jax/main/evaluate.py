@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from brorl_jax import config, evaluate
-from brorl_jax.data import dataset, heldout
+from brorl_jax.data import dataset
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import recorder
 from brorl_jax.plan import checkpoint_source, resolve
@@ -75,7 +75,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   Raises ValueError if they do not fit together, or not to the folder.
   """
   c, which = this.config, this.source
-  examples = Examples.of(c, this.text)
+  examples = Examples(c, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   held = examples.heldout()
   leaked = refuse_trained_on(
@@ -216,9 +216,9 @@ def refuse_trained_on(
     stored = any(example.domain == MADE for example in train.examples)
     had = "had"
     try:
-      heldout.refuse_overlap(train, evaluated)
+      dataset.refuse_overlap(train, evaluated)
       had = "may have drawn"
-      heldout.refuse_drawn(evaluated, [] if stored else start.made)
+      dataset.refuse_drawn(evaluated, [] if stored else start.made)
     except dataset.DataError as e:
       raise ValueError(
         f"the training of {start.run} {had} this prompt: {e}"
@@ -242,7 +242,7 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
       missing.append(str(e))
       continue
     if start.heldout_one_in:
-      read = heldout.trained_on(read, one_in=start.heldout_one_in)
+      read = dataset.trained_on(read, one_in=start.heldout_one_in)
     examples += read.examples
     places += read.places
   return dataset.Data(examples, places), missing

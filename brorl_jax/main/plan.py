@@ -37,7 +37,7 @@ def run(
       _show(this, phase)
     examples.check_data(c.data, own=bool(judges))
     if c.data.files and this.tokenizer is not None:
-      read = examples.Examples.of(c, this.text)
+      read = examples.Examples(c, this.text)
       read.heldout()
       longest = (
         f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"

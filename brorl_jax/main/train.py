@@ -21,7 +21,6 @@ from jaxtyping import PyTree
 from brorl_jax import config, train
 from brorl_jax.config import Config, Warmup
 from brorl_jax.data import dataset, schema
-from brorl_jax.data import heldout as splits
 from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
@@ -124,7 +123,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   """
   before = lambda what: None if anew else folder.stored(workdir, what)
   resolve.refuse_changes(before("functions"), this.functions)
-  examples = Examples.of(this.config, this.text)
+  examples = Examples(this.config, this.text)
   examples.refuse_changes(before("data"))
   scorer = Scorer(this.config.reward, examples)
   resolve.refuse_changes(before("functions"), scorer.functions)
@@ -458,7 +457,7 @@ def read_pairs(
   except ValueError as e:
     raise ValueError(f"config.data.fields: {e}") from None
   read = functools.partial(dataset.read_pairs, names=names, skip_bad=c.skip_bad)
-  both = splits.sides(read, c.files, c.heldout_files, one_in=c.heldout_one_in)
+  both = dataset.sides(read, c.files, c.heldout_files, one_in=c.heldout_one_in)
   sides, summaries = [], []
   for name, data in zip(("to train on", "held out"), both, strict=True):
     sides.append(fitting := _fitting(this, data))
@@ -489,7 +488,7 @@ def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
     asked = posed(example, system=c.system)
-    response = text.encode(dataset.pair_response(example))
+    response = text.encode(example.entry["response"])
     pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
     if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
       kept.append(pair)

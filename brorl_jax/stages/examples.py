@@ -1,7 +1,6 @@
 """Stage 1: the prompts of a run, from files and generated puzzles."""
 
 import collections
-import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -10,7 +9,7 @@ import numpy as np
 from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.config.sampling import DataConfig, DomainConfig, FamilyConfig
-from brorl_jax.data import data_order, dataset, heldout, schema
+from brorl_jax.data import data_order, dataset, schema
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
@@ -19,7 +18,7 @@ from brorl_jax.types import RunState
 from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import MADE, Example, Family, posed
 from brorl_jax.verdicts.domains import DOMAINS, DRAW, OWN
-from brorl_jax.verdicts.strict_json import show
+from brorl_jax.verdicts.strict_json import did_you_mean, show
 
 _SHOWN_LINES = 5  # skipped lines that are shown
 _NAMED = 12  # unused columns that are named
@@ -40,12 +39,8 @@ def file_form(fields: str, domain: str, *, own: bool) -> Form:
   except ValueError as e:
     raise ValueError(f"config.data.fields: {e}") from None
   if domain and domain not in DOMAINS:
-    close = difflib.get_close_matches(domain, DOMAINS, n=1)
-    one_of = f"use one of {', '.join(DOMAINS)}"
-    raise ValueError(
-      f"config.data.domain = {domain!r} is unknown; "
-      + (f"did you mean {close[0]}?" if close else one_of)
-    )
+    near = did_you_mean(domain, DOMAINS, f"use one of {', '.join(DOMAINS)}")
+    raise ValueError(f"config.data.domain = {domain!r} is unknown; {near}")
   return Form(names, domain, OWN if own else None)
 
 
@@ -78,7 +73,7 @@ def read_files(
     domains=DOMAINS,
     skip_bad=c.skip_bad,
   )
-  return heldout.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
+  return dataset.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
 
 
 def _read_lines(
@@ -112,11 +107,6 @@ def _shares(weights: Mapping[str, float], *, made: bool) -> str:
   return f"prompts: {parts}; {how_many} generated (config.data.puzzles)"
 
 
-_PROBES = 256  # prompts per family whose length is checked at the start
-# DRAW.puzzle takes indexes below 2**44; 2 million steps need 2**41.
-_SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
-
-
 class TooLong(ValueError):
   """A prompt has more tokens than the budget."""
 
@@ -147,30 +137,16 @@ class Examples:
     log_lines: What was read and what was skipped.
   """
 
-  def __init__(
-    self,
-    c: DataConfig,
-    text: tokenizer.Tokenizer,
-    *,
-    seed: int,
-    evaluated: int,
-    own: bool = False,
-  ):
+  def __init__(self, config: Config, text: tokenizer.Tokenizer):
     """Reads the files.
 
-    Args:
-      c: The section `data` of the config.
-      text: Tokenizer of the policy.
-      seed: Of the order and of puzzles.
-      evaluated: Held-out prompts per task.
-      own: Whether the user's own functions give the rewards. Then all lines
-        are of one domain and no puzzles are generated.
-
-    Raises:
-      ValueError: A family or file is invalid, or prompts are too long.
+    Raises ValueError if a family or file is invalid, or prompts are too long.
     """
-    self._c, self._text = c, text
-    self._seed, self._evaluated = seed, evaluated
+    c, seed = config.data, config.run.seed
+    self._c, self._text, self._seed = c, text, seed
+    self._evaluated = config.eval.prompts
+    # Then all lines are of one domain and no puzzles are generated.
+    own = bool(config.reward.verifier)
     self.stop_ids = text.stop_ids
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.log_lines: list[str] = []
@@ -189,7 +165,7 @@ class Examples:
     if made:
       self.families = [f for f in families(c.families) if f.weight > 0.0]
     drawn = [family.name for family in self.families]
-    heldout.refuse_drawn(self.placed(self._heldout), drawn)
+    dataset.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
         self._render(DRAW.puzzle(family, "train", i, seed=seed))
@@ -212,13 +188,6 @@ class Examples:
     if given:
       self.log_lines.append(_shares(weights, made=made))
 
-  @classmethod
-  def of(cls, c: Config, text: tokenizer.Tokenizer) -> "Examples":
-    """The examples of a config; raises ValueError as `__init__` does."""
-    own = bool(c.reward.verifier)
-    seed, evaluated = c.run.seed, c.eval.prompts
-    return cls(c.data, text, seed=seed, evaluated=evaluated, own=own)
-
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     """Reads training examples by domain, and held-out examples."""
     train, held = read_files(self._c, own=own)
@@ -239,16 +208,15 @@ class Examples:
         self._render(example)
       return data.examples
     limit = self._c.prompt_tokens
-    tokens = lambda example: len(self._ids(example))
-    kept, dropped = dataset.fit(data.examples, tokens, limit)
-    for name in {e.domain for e in dropped} - {e.domain for e in kept}:
+    kept = [e for e in data.examples if len(self._ids(e)) <= limit]
+    for name in {e.domain for e in data.examples} - {e.domain for e in kept}:
       raise TooLong(
         f"config.data.prompt_tokens = {limit}: every {name} prompt has more "
         "tokens; raise it"
       )
-    if dropped:
+    if dropped := len(data.examples) - len(kept):
       self.log_lines.append(
-        f"left out {len(dropped)} prompts of more than {limit} tokens"
+        f"left out {dropped} prompts of more than {limit} tokens"
       )
     return kept
 

@@ -6,14 +6,13 @@ defaults in base.py.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from brorl_jax.verdicts import code, gym, instructions, math, own, stem
 from brorl_jax.verdicts.base import Domain, Verdict
-from brorl_jax.verdicts.gym import puzzles
 from brorl_jax.verdicts.sandbox import jail
+from brorl_jax.verdicts.strict_json import did_you_mean
 
 DOMAINS: Mapping[str, Domain] = {
   module.DOMAIN.name: module.DOMAIN
@@ -22,7 +21,7 @@ DOMAINS: Mapping[str, Domain] = {
 # The domain `base.OWN`.
 OWN: Domain = own.DOMAIN
 # The functions that generate the examples of the domain `base.MADE`.
-DRAW = puzzles
+DRAW = gym
 
 
 def verify(domain: str, response: str, **fields: Any) -> Verdict:
@@ -41,8 +40,7 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
       unusable.
   """
   if domain not in DOMAINS:
-    close = difflib.get_close_matches(domain, DOMAINS, n=1)
-    near = f"did you mean {close[0]}?" if close else f"use {', '.join(DOMAINS)}"
+    near = did_you_mean(domain, DOMAINS, f"use {', '.join(DOMAINS)}")
     raise ValueError(f"domain = {domain!r}: unknown domain; {near}")
   known = DOMAINS[domain].fields
   needed = {name for name, field in known.items() if not field.optional}

@@ -7,9 +7,11 @@ surrogates, deep nesting. The functions after it check values and convert none.
 from __future__ import annotations
 
 import collections
+import difflib
 import json
 import math
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MAX_LINE = 1_000_000  # bytes
@@ -65,17 +67,23 @@ def kind(value: Any) -> str:
   return show(json.dumps(value))[1:-1]
 
 
+def did_you_mean(
+  name: object,
+  known: Iterable[str],
+  otherwise: str,
+  quoted: Callable[[str], str] = str,
+) -> str:
+  """A remedy: the known name nearest to an unknown one, if one is near."""
+  close = difflib.get_close_matches(str(name), [*known], n=1)
+  return f"did you mean {quoted(close[0])}?" if close else otherwise
+
+
 def parse(line: bytes) -> dict[str, Any]:
   """The one JSON object of a line.
 
   Strict: UTF-8 without a byte order mark, every key once, no NaN or Infinity
-  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels. Linear time.
-
-  Args:
-    line: At most `MAX_LINE` bytes, with or without the line end.
-
-  Raises:
-    Refused: The line is not such an object.
+  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels. Linear time. The
+  caller has limited the line to `MAX_LINE`.
   """
   try:
     text = line.decode()
@@ -149,12 +157,7 @@ def _name(key: str) -> str:
 
 
 def text(value: Any, field: str) -> str:
-  """Checks a text that the policy or a person reads.
-
-  Raises:
-    Refused: It is not a text, empty, or has control tokens or invisible
-      characters.
-  """
+  """Refuses a text with control tokens or invisible characters, or none."""
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
   if not value.strip():

@@ -55,7 +55,7 @@ def config(name: str, **changes) -> sections.Config:
 def drawer(c: sections.Config, params):
   """A function that draws one step; returns its seconds and its tokens."""
   run = resolve.resolve(c, resolve.here(c.devices))
-  examples, phase = Examples.of(c, run.text), run.phases[0]
+  examples, phase = Examples(c, run.text), run.phases[0]
 
   def draw(step: int) -> dict[str, float]:
     key = jax.random.fold_in(jax.random.key(0), step)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from brorl_jax.data import dataset, heldout
+from brorl_jax.data import dataset
 from brorl_jax.verdicts import domains
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs/data"
@@ -91,7 +91,7 @@ def test_every_verifier_takes_its_golds():
   assert data.repeats == 0
   # Enough to train on and something to hold out, in every domain.
   for domain in DOMAINS:
-    train, held = heldout.split(
+    train, held = dataset.split(
       dataset.read(str(FOLDER / f"{domain}.jsonl"), domains=domains.DOMAINS),
       one_in=5,
     )

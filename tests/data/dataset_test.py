@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
-from brorl_jax.data import dataset, heldout
-from brorl_jax.data.dataset import Data, DataError, Skipped, digest, fit, read
+from brorl_jax.data import dataset
+from brorl_jax.data.dataset import Data, DataError, Skipped, digest, read
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
 from brorl_jax.verdicts import strict_json
@@ -154,15 +154,6 @@ def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
     read(path, domains=DOMAINS)
 
 
-def test_several_files_in_order_and_patterns_sorted(tmp_path):
-  for name in ("b", "a", "c"):
-    write(tmp_path / f"{name}.jsonl", line(name))
-  paths = [str(tmp_path / "c.jsonl"), str(tmp_path / "[ab].jsonl")]
-  data = read(paths, domains=SIMPLE)
-  assert [e.id for e in data.examples] == ["c", "a", "b"]
-  assert [e.task for e in data.examples] == ["c", "a", "b"]
-
-
 @pytest.mark.parametrize(
   "names, said",
   [
@@ -242,17 +233,11 @@ def test_skipping_says_what_was_skipped(tmp_path):
   data = read(path, domains=SIMPLE, skip_bad=True)
   assert [e.id for e in data.examples] == ["a", "c"]
   assert data.places == [Place(path, 1), Place(path, 5)]
-  assert [(s.place.line, s.field) for s in data.skipped] == [
-    (2, ""),
-    (3, "id"),
-    (4, "answer"),
-  ]
-  assert data.skipped[2] == Skipped(
-    Place(path, 4), "answer", "'eight' cannot be read; write a number"
-  )
-  assert mentions(
-    str(data.skipped[2]), f"{path}, line 4, field 'answer': 'eight' ... number"
-  )
+  skipped = [(s.place.line, s.field) for s in data.skipped]
+  assert skipped == [(2, ""), (3, "id"), (4, "answer")]
+  why = "'eight' cannot be read; write a number"
+  assert data.skipped[2] == Skipped(Place(path, 4), "answer", why)
+  assert str(data.skipped[2]) == f"{path}, line 4, field 'answer': {why}"
 
 
 def test_something_must_be_left(tmp_path):
@@ -271,39 +256,19 @@ def test_a_missing_library_is_not_the_lines_fault(tmp_path):
     read(path, domains={"math": math}, skip_bad=True)
 
 
-def test_fit_by_hand():
-  examples = [
-    Example(str(n), "math", "", ({"role": "user", "content": "x" * n},), {})
-    for n in (3, 5, 4, 6)
-  ]
-  kept, dropped = fit(examples, lambda e: len(e.question), 4)
-  assert [e.id for e in kept] == ["3", "4"]
-  assert [e.id for e in dropped] == ["5", "6"]
-
-
 def test_the_digest_notices_every_change():
-  def example(**changed):
-    fields = {
-      "id": "a", "domain": "math", "task": "s",
-      "messages": ({"role": "user", "content": "q"},), "entry": {"answer": "8"},
-    }  # fmt: skip
-    return Example(**(fields | changed))
-
-  base = [example(), example(id="b")]
-  others = [
-    base[:1],
-    base[::-1],
-    [example(task="t"), base[1]],
-    [example(messages=({"role": "user", "content": "r"},)), base[1]],
-    [example(entry={"answer": "9"}), base[1]],
-    [example(columns={"level": 1}), base[1]],
-    [example(columns={"level": 2}), base[1]],
-    [],
-  ]
-  assert digest(base) == digest([example(), example(id="b")])
+  asked = lambda text: ({"role": "user", "content": text},)
+  one = Example("a", "math", "s", asked("q"), {"answer": "8"})
+  two = dataclasses.replace(one, id="b")
+  changed = [
+    {"task": "t"}, {"messages": asked("r")}, {"entry": {"answer": "9"}},
+    {"columns": {"level": 1}}, {"columns": {"level": 2}},
+  ]  # fmt: skip
+  others = [[dataclasses.replace(one, **x), two] for x in changed]
+  others += [[one], [two, one], []]
   # Recorded once; a change here refuses to resume every run.
-  assert digest(base) == "80c531739f53819f4190cfc5e8faaa96"
-  assert len({digest(each) for each in (base, *others)}) == len(others) + 1
+  assert digest([one, two]) == "80c531739f53819f4190cfc5e8faaa96"
+  assert len({*map(digest, ([one, two], *others))}) == len(others) + 1
 
 
 # Lines, strictly.
@@ -326,15 +291,6 @@ JSON = st.recursive(
 def test_what_json_writes_is_read_back(record, plain):
   text = json.dumps(record, ensure_ascii=plain)
   assert strict_json.parse(text.encode()) == record
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_are_an_object_or_refused(data):
-  try:
-    assert isinstance(strict_json.parse(data), dict)
-  except Refused as refused:
-    assert "\n" not in str(refused)
 
 
 @pytest.mark.parametrize("depth, fits", [(16, True), (17, False)])
@@ -404,31 +360,19 @@ def test_a_program_may_have_a_time_limit_of_its_own(tmp_path):
 
 
 def test_parquet_holds_the_same_records(tmp_path, parquet):
+  of = lambda name, domain, **more: {"id": name, "domain": domain, **more}
+  chat = [{"role": "user", "content": "Double."}]
+  tests = {"inputs": ["1"], "outputs": ["2"]}
+  ask = lambda **kwargs: [{"id": "x:y", "kwargs": kwargs}]
   rows = [
-    {"id": "m", "domain": "math", "prompt": "3 + 5?", "answer": "8"},
-    {
-      "id": "c",
-      "domain": "code",
-      "messages": [{"role": "user", "content": "Double."}],
-      "tests": {"inputs": ["1"], "outputs": ["2"]},
-    },
-    {
-      "id": "i",
-      "domain": "instructions",
-      "prompt": "Write.",
-      "instructions": [{"id": "x:y", "kwargs": {"a": 1}}],
-    },
-    {
-      "id": "j",
-      "domain": "instructions",
-      "prompt": "Write more.",
-      "instructions": [{"id": "x:y", "kwargs": {"b": ["z"]}}],
-    },
+    of("m", "math", prompt="3 + 5?", answer="8"),
+    of("c", "code", messages=chat, tests=tests),
+    of("i", "instructions", prompt="Write.", instructions=ask(a=1)),
+    of("j", "instructions", prompt="More.", instructions=ask(b=["z"])),
   ]
   as_lines = write(tmp_path / "a.jsonl", *map(json.dumps, rows))
   ours = read(parquet(rows), domains=SIMPLE)
-  theirs = read(as_lines, domains=SIMPLE)
-  assert ours.examples == theirs.examples
+  assert ours.examples == read(as_lines, domains=SIMPLE).examples
   assert str(ours.places[2]).endswith("a.parquet, row 3")
 
 
@@ -458,52 +402,36 @@ def test_rows_are_checked_as_lines_are(parquet, column, field, said):
   assert mentions(str(error.value), said)
 
 
-def test_text_that_is_no_text_is_named(tmp_path, parquet):
+def test_columns_that_are_no_text_or_there_twice_are_refused(tmp_path):
   pyarrow = pytest.importorskip("pyarrow")
   from pyarrow import parquet
 
+  one, path = pyarrow.array(["a"]), tmp_path / "b.parquet"
   broken = pyarrow.array([b"3 \xff 5"]).view(pyarrow.string())
-  columns = {"id": ["a"], "domain": ["math"], "prompt": broken, "answer": ["8"]}
-  path = tmp_path / "b.parquet"
-  parquet.write_table(pyarrow.table(columns), path)
-  with pytest.raises(DataError, match=r"b.parquet, row 1.*(UTF|utf)"):
-    read(str(path), domains=SIMPLE)
-
-
-def test_a_column_there_twice_is_refused(tmp_path):
-  pyarrow = pytest.importorskip("pyarrow")
-  from pyarrow import parquet
-
-  columns = [pyarrow.array(["a"])] * 3
-  names = ["id", "domain", "id"]
-  path = tmp_path / "b.parquet"
-  parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), path)
-  with pytest.raises(DataError, match=r"column 'id'.*twice"):
-    read(str(path), domains=SIMPLE)
+  for columns, names, said in (
+    ([one, broken], ["id", "prompt"], r"b.parquet, row 1.*(UTF|utf)"),
+    ([one] * 3, ["id", "domain", "id"], r"column 'id'.*twice"),
+  ):
+    table = pyarrow.Table.from_arrays(columns, names=names)
+    parquet.write_table(table, path)
+    with pytest.raises(DataError, match=said):
+      read(str(path), domains=SIMPLE)
 
 
 @pytest.mark.parametrize("damage", ["cut", "junk", "empty", "middle"])
-def test_damaged_parquet_is_refused(tmp_path, parquet, damage):
-  path = pathlib.Path(
-    parquet(
-      [
-        {"id": f"a-{n}", "domain": "math", "prompt": f"{n}?", "answer": "8"}
-        for n in range(100)
-      ]
-    )
-  )
+def test_damaged_parquet_is_refused(parquet, damage):
+  record = {"domain": "math", "answer": "8"}
+  rows = [record | {"id": f"a-{n}", "prompt": f"{n}?"} for n in range(100)]
+  path = pathlib.Path(parquet(rows))
   data = path.read_bytes()
-  path.write_bytes(
-    {
-      "cut": data[: len(data) // 2],
-      "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
-      "empty": b"",
-      "middle": data[:20] + b"\xff" * 200 + data[220:],
-    }[damage]
-  )
-  with pytest.raises(DataError, match=r"a\.parquet") as error:
+  path.write_bytes({
+    "cut": data[: len(data) // 2],
+    "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
+    "empty": b"",
+    "middle": data[:20] + b"\xff" * 200 + data[220:],
+  }[damage])  # fmt: skip
+  with refuses(DataError, "a.parquet"):
     read(str(path), domains=SIMPLE)
-  assert "\n" not in str(error.value)
 
 
 def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
@@ -567,52 +495,38 @@ def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
     "prompt": [{"role": "user", "content": "3 + 5?"}],
     "ability": "math",
     "reward_model": {"style": "rule", "ground_truth": "8"},
-    "extra_info": {"index": 3},
   }
-  names = {
-    "messages": "prompt",
-    "answer": "reward_model.ground_truth",
-    "source": "data_source",
-    "domain": "ability",
-  }
+  names = {"messages": "prompt", "answer": "reward_model.ground_truth"}
+  names |= {"source": "data_source", "domain": "ability"}
   for path in (parquet([row]), plain(tmp_path / "a.jsonl", row)):
-    data = read(path, form=Form(names), domains=DOMAINS)
-    [example] = data.examples
+    [example] = read(path, form=Form(names), domains=DOMAINS).examples
     assert (example.id, example.domain) == ("a/1", "math")
     assert (example.task, example.question) == ("gsm8k", "3 + 5?")
     assert example.entry == {"answer": "8"}
     # The object is passed on as a whole.
-    assert example.columns == {
-      "reward_model": row["reward_model"],
-      "extra_info": {"index": 3},
-    }
+    assert example.columns == {"reward_model": row["reward_model"]}
 
 
 @pytest.mark.parametrize(
   "changed, field, says",
   [
-    (
-      {"question": None, "qestion": "3 + 5?"},
-      "question",
-      "missing ... config.data.fields ... 'qestion'",
-    ),
+    ({"question": None, "qestion": "3 + 5?"}, "question",
+      "missing ... config.data.fields ... 'qestion'"),
     ({"answer": None}, "answer", "missing ... config.data.fields"),
-    ({"choises": ["8"]}, "", ""),
-    ({"soruce": "mine"}, "", ""),
     ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
-    ({"data_source": "mine"}, "", ""),
-    ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
     ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
-    ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
     ({"domain": "maths"}, "domain", "'maths' ... unknown"),
     ({"id": 3, "domain": "math"}, "id", "3 ... text"),
     # Of lines that say nothing of ours, what could be no field is a column.
-    ({"id": 3}, "", ""),
+    ({"choises": ["8"]}, "", ""), ({"soruce": "mine"}, "", ""),
+    ({"data_source": "mine"}, "", ""), ({"id": 3}, "", ""),
+    ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
+    ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
     ({"id": "gsm8k/7", "source": "AIME 2024"}, "", ""),
     ({"domain": "algebra"}, "", ""),
     ({"messages": [{"role": "user", "content": "3 + 5?"}]}, "", ""),
   ],
-)
+)  # fmt: skip
 def test_columns_are_passed_through_but_slips_are_not(
   tmp_path, changed, field, says
 ):
@@ -623,30 +537,30 @@ def test_columns_are_passed_through_but_slips_are_not(
     [example] = read(path, form=GSM8K, domains=DOMAINS).examples
     assert example.columns == {"level": 2, **changed}
     return
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, f"a.jsonl, line 1, field {field!r} ... {says}"):
     read(path, form=GSM8K, domains=DOMAINS)
-  named = f"a.jsonl, line 1, field {field!r} ... {says}"
-  assert mentions(str(error.value), named)
-  assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-  "field, says",
+  "form, record, says",
   [
-    ("prompt", "missing ... --config.data.fields=prompt:COLUMN"),
-    ("domain", "missing ... answer"),
+    (
+      Form(),
+      {"question": "q", "answer": "8", "domain": "math"},
+      "'prompt': missing ... --config.data.fields=prompt:COLUMN",
+    ),
+    (
+      Form(),
+      {"answer": "8", "prompt": "p"},
+      "'domain': missing ... answer ... --config.data.domain=math",
+    ),
+    (GSM8K, {"question": "", "answer": "8"}, "'prompt': empty ... 'question'"),
   ],
 )
-def test_lines_that_nobody_explained_are_told_what_to_say(
-  tmp_path, field, says
-):
-  record = {"question": "q", "answer": "8", "domain": "math", "prompt": "p"}
-  del record[field]
-  with pytest.raises(DataError) as error:
-    read(plain(tmp_path / "a.jsonl", record), domains=DOMAINS)
-  assert mentions(str(error.value), f"line 1, field {field!r} ... {says}")
-  if field == "domain":
-    assert mentions(str(error.value), "--config.data.domain=math")
+def test_the_column_and_the_remedy_are_named(tmp_path, form, record, says):
+  path = plain(tmp_path / "a.jsonl", record)
+  with refuses(DataError, f"{path}, line 1, field {says}"):
+    read(path, form=form, domains=DOMAINS)
 
 
 def test_a_line_may_have_another_domain_than_the_rest(tmp_path):
@@ -690,14 +604,6 @@ def test_lines_without_an_id_are_named_by_file_and_line(tmp_path):
     ids(path)
 
 
-def test_what_is_wrong_with_a_renamed_field_names_its_column_too(tmp_path):
-  path = plain(tmp_path / "a.jsonl", {"question": "", "answer": "8"})
-  with refuses(
-    DataError, f"{path}, line 1, field 'prompt': empty ... column 'question'"
-  ):
-    read(path, form=GSM8K, domains=DOMAINS)
-
-
 def test_a_renamed_field_that_a_domain_has_not_is_a_column(tmp_path):
   tests = {"inputs": ["1"], "outputs": ["2"]}
   record = {"prompt": "Double.", "cases": tests, "gold": "print(2 * x)"}
@@ -729,31 +635,21 @@ def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
   ]
   path = plain(
     tmp_path / "a.jsonl",
-    {"prompt": "1 + 1?", "response": " two\n"},
-    {"messages": talk, "response": "4", "domain": "chat", "score": 0.5},
+    {"question": "1 + 1?", "out": {"text": " two\n"}},
+    {"question": "1 + 1?", "out": {"text": "2"}},  # a prompt may have several
   )
-  data = dataset.read_pairs(path, names={})
-  first, second = data.examples
-  assert list(first.messages) == [{"role": "user", "content": "1 + 1?"}]
-  assert list(second.messages) == talk
-  # As it is written, blanks included.
-  assert [dataset.pair_response(x) for x in data.examples] == [" two\n", "4"]
-  assert [first.id, second.id] == ["a/1", "a/2"]
-
-
-def test_columns_of_pairs_may_have_other_names(tmp_path):
-  path = plain(tmp_path / "a.jsonl", {"question": "1?", "out": {"text": "x"}})
   names = {"prompt": "question", "response": "out.text"}
-  (one,) = dataset.read_pairs(path, names=names).examples
-  assert one.question == "1?" and dataset.pair_response(one) == "x"
-
-
-def test_a_prompt_may_have_several_responses(tmp_path):
-  path = plain(
-    tmp_path / "a.jsonl",
-    *({"prompt": "A fruit?", "response": x} for x in ("apple", "pear")),
-  )
-  assert len(dataset.read_pairs(path, names={}).examples) == 2
+  data = dataset.read_pairs(path, names=names)
+  # As it is written, blanks included.
+  responses = [x.entry["response"] for x in data.examples]
+  assert responses == [" two\n", "2"]
+  assert [x.id for x in data.examples] == ["a/1", "a/2"]
+  asked = ({"role": "user", "content": "1 + 1?"},)
+  assert [x.messages for x in data.examples] == [asked] * 2
+  line = {"messages": talk, "response": "4", "domain": "chat", "score": 0.5}
+  path = plain(tmp_path / "b.jsonl", line)
+  (one,) = dataset.read_pairs(path, names={}).examples
+  assert list(one.messages) == talk and one.entry["response"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -778,20 +674,3 @@ def test_what_is_no_pair_is_refused_by_file_line_and_field(
   assert says in str(e.value) and "\n" not in str(e.value)
   data = dataset.read_pairs(path, names={}, skip_bad=True)
   assert len(data.examples) == len(data.skipped) == 1
-
-
-def test_prompts_are_held_out_whatever_their_responses(tmp_path):
-  path = plain(
-    tmp_path / "a.jsonl",
-    *(
-      {"prompt": f"Number {i}?", "response": word}
-      for i in range(60)
-      for word in ("yes", "no")
-    ),
-  )
-  train, held = heldout.split(dataset.read_pairs(path, names={}), one_in=4)
-  asked = lambda data: {x.question for x in data.examples}
-  assert not asked(train) & asked(held)
-  assert len(asked(train) | asked(held)) == 60
-  assert 4 <= len(asked(held)) <= 28
-  assert len(held.examples) == 2 * len(asked(held))

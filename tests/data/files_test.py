@@ -1,6 +1,5 @@
 """Tests of brorl_jax/data/files.py: files, folders, the hub."""
 
-import json
 import os
 import pathlib
 
@@ -92,38 +91,26 @@ def test_a_split_of_two_parts_of_a_data_set_wants_one_of_them(folder):
   assert len(paths("big:train")) == 2
 
 
-def test_a_folder_without_data_is_refused(folder):
-  folder("set/data.csv", "set/data.json")
-  assert mentions(refused("set"), "parquet")
-
-
 def test_a_name_with_a_colon_is_a_file_if_there_is_one(folder):
   folder("set/a.jsonl", "set:b.jsonl")
   assert files.find("set:b.jsonl") == [File("set:b.jsonl", "set-b")]
 
 
-def test_a_file_of_a_folder_is_taken_once(folder):
-  folder("set/a.jsonl")
-  assert mentions(
-    refused("set", "set/a.jsonl"), "set/a.jsonl ... twice ... once"
-  )
-
-
-def test_a_name_of_the_hub_is_told_how_to_write_it(folder):
-  assert mentions(refused("openai/gsm8k"), "openai/gsm8k ... hub:openai/gsm8k")
-  assert mentions(refused("data/a.jsonl"), "data/a.jsonl ... does not exist")
-
-
-def test_files_in_one_text_are_told_how_to_write_them(folder):
-  assert mentions(
-    refused("a.jsonl,b.jsonl"), "a.jsonl,b.jsonl ... 'a.jsonl','b.jsonl'"
-  )
-  folder("a,b.jsonl")
+@pytest.mark.parametrize(
+  "given, says",
+  [
+    ((), "no data files ... at least one"),
+    (("set", "set/a.jsonl"), "set/a.jsonl ... twice ... once"),
+    (("bare",), "bare ... parquet"),
+    (("openai/gsm8k",), "openai/gsm8k ... hub:openai/gsm8k"),
+    (("data/b.jsonl",), "data/b.jsonl ... does not exist"),
+    (("a.jsonl,b.jsonl",), "a.jsonl,b.jsonl ... 'a.jsonl','b.jsonl'"),
+  ],
+)
+def test_files_that_are_not_there(folder, given, says):
+  folder("set/a.jsonl", "bare/data.csv", "a,b.jsonl")
+  assert mentions(refused(*given), says)
   assert paths("a,b.jsonl") == ["a,b.jsonl"]
-
-
-def test_no_files_are_no_data():
-  assert mentions(refused(), "no data files ... at least one")
 
 
 # Names of their own, for ids of lines that have none.
@@ -149,18 +136,12 @@ def test_names_are_as_short_as_they_can_be(folder):
     "y/train.jsonl": "y/train.jsonl",
     "y/z/train.jsonl": "z/train.jsonl",
   }
-  assert names("a/x/t.jsonl", "b/x/t.jsonl", "t.jsonl")["a/x/t.jsonl"] == (
-    "a/x/t.jsonl"
-  )
-
-
-def test_names_do_not_depend_on_the_order_and_end(folder):
-  some = ["x/t.jsonl", "y/t.jsonl", "z.jsonl"]
+  some = ["a/x/t.jsonl", "b/x/t.jsonl", "t.jsonl"]
+  assert names(*some)["a/x/t.jsonl"] == "a/x/t.jsonl"
   assert names(*some) == names(*reversed(some)) == names(*some, *some)
   # Told apart by nothing that a name may have: the ids will clash, and say so.
   both = names("a b.jsonl", "a-b.jsonl")
   assert len(both) == 2 and len(set(both.values())) == 1
-  assert names() == {}
 
 
 # The hub, with a stand-in for its download.
@@ -306,14 +287,3 @@ def test_an_arrow_stream_holds_the_same_records(tmp_path):
   path.write_bytes(path.read_bytes()[:100])
   with pytest.raises(DataError, match=r"\.arrow: not arrow: "):
     [*files.read(str(path))]
-
-
-def test_lines_and_rows_are_told_apart():
-  assert str(files.Place("a.jsonl", 3)) == "a.jsonl, line 3"
-  assert str(files.Place("a.parquet", 3)) == "a.parquet, row 3"
-
-
-def test_records_of_a_file_are_what_its_lines_hold(tmp_path):
-  path = tmp_path / "a.jsonl"
-  path.write_text(json.dumps({"a": 1}) + "\n")
-  assert [*files.read(str(path))] == [(1, {"a": 1})]

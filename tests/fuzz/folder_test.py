@@ -65,7 +65,7 @@ def config():
 
 @functools.cache
 def examples():
-  return Examples.of(config(), tokenizer.Tokenizer(huggingface.ASSETS))
+  return Examples(config(), tokenizer.Tokenizer(huggingface.ASSETS))
 
 
 class Judge(Scorer):

@@ -41,7 +41,7 @@ def wired():
   this = resolved()
   c, (phase,) = this.config, this.phases
   _, params = huggingface.load(this.source.source, mesh=this.mesh)
-  examples = Examples.of(c, this.text)
+  examples = Examples(c, this.text)
   scorer = Scorer(c.reward, examples)
   state = states.initial_state(
     params, phase.tx, this.mesh, keep_reference=True, offload="nothing"

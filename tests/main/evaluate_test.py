@@ -24,7 +24,6 @@ from runs_for_tests import problems
 from brorl_jax import config as sections
 from brorl_jax.configs import base
 from brorl_jax.data import dataset
-from brorl_jax.data import heldout as data_heldout
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import evaluate as evaluate_command
 from brorl_jax.main import export, recorder, report, settings
@@ -550,9 +549,9 @@ def test_its_own_held_out_part_may_be_evaluated_and_no_other(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(60))
   trained_on = run_on(tmp_path / "run", a, one_in=3)
   data = dataset.read(a, domains=DOMAINS)
-  _, mine = data_heldout.split(data, one_in=3)
+  _, mine = dataset.split(data, one_in=3)
   assert refuse(trained_on, mine) == []
-  _, other = data_heldout.split(data, one_in=4)
+  _, other = dataset.split(data, one_in=4)
   with pytest.raises(ValueError, match=r"had this prompt: .*'q-\d+'"):
     refuse(trained_on, other)
 

@@ -16,7 +16,7 @@ from brorl_jax.stages.examples import TooLong
 from brorl_jax.types import RunState
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.gym import puzzles, tables
+from brorl_jax.verdicts.gym import tables
 
 ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 
@@ -414,7 +414,7 @@ def test_another_chat_template_is_other_data():
 
 
 def test_puzzles_without_their_library_are_refused_in_one_line(monkeypatch):
-  puzzles._dataset.cache_clear()
+  gym._dataset.cache_clear()
   tables.library.cache_clear()
   monkeypatch.setitem(sys.modules, "reasoning_gym", None)
   with pytest.raises(ValueError, match=r"pip install 'brorl_jax\[gym\]'") as e:

@@ -122,7 +122,7 @@ def test_no_file_outside_tasks_names_a_domain(path):
     "c.data.domains.math.weight = 0",
     "c.domains['own']",
     "from brorl_jax.verdicts import stem",
-    "from brorl_jax.verdicts.gym.puzzles import puzzle",
+    "from brorl_jax.verdicts.gym.checks import value",
     "import brorl_jax.verdicts.code",
   ],
 )

@@ -1,39 +1,430 @@
 """Procedural puzzles and their verifiers, from reasoning-gym.
 
-Only audited tasks can be used, because many scorers of the library execute
-model text or reward garbage. `ALLOWED` lists the tasks that can be generated
-and scored. `STORED` lists those that are only scored, from data files, with the
-reason. `REFUSED` lists the others with the reason.
-
     families = [Family("gcd", {"max_value": 40}), Family("leg_counting")]
     check(families)
     p = puzzle(families[0], "train", 123, seed=0)
     verify("<answer>4</answer>", p.entry).reward
+
+Only audited tasks can be used (tables.py), because many scorers of the library
+execute model text or reward garbage. `CHECKS` score some tasks. The scorers of
+`JAILED` evaluate the answer, so a grammar filters it first and they run in a
+jail. All other scorers are the library's and run in this process; they neither
+execute text nor read settings (the tests check their source).
 """
 
-from brorl_jax.verdicts.base import Family
-from brorl_jax.verdicts.gym.puzzles import (
-  DOMAIN,
-  JAILED,
-  SPLITS,
-  check,
-  heldout,
-  puzzle,
-  verify,
-)
-from brorl_jax.verdicts.gym.tables import ALLOWED, MAX_ANSWER, REFUSED, STORED
+from __future__ import annotations
 
-__all__ = [
-  "ALLOWED",
-  "DOMAIN",
-  "JAILED",
-  "MAX_ANSWER",
-  "REFUSED",
-  "SPLITS",
-  "STORED",
-  "Family",
-  "check",
-  "heldout",
-  "puzzle",
-  "verify",
-]
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import math
+import re
+import reprlib
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from brorl_jax.verdicts import base, strict_json
+from brorl_jax.verdicts.base import (
+  Domain,
+  Example,
+  Family,
+  Field,
+  Verdict,
+  judged,
+)
+from brorl_jax.verdicts.gym import checks
+from brorl_jax.verdicts.gym.tables import (
+  ALLOWED,
+  LONGEST,
+  MAX_ANSWER,
+  MAX_COMPLEXITY,
+  REFUSED,
+  STORED,
+  library,
+)
+from brorl_jax.verdicts.sandbox.jail import Failed, Jail, mine
+from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
+
+SPLITS = ("train", "heldout", "warmup")
+
+# Bits of a generator seed, from the low end. 2**44 indexes are 16 million steps
+# of base.candidate_index. The stride is the number of seeds that an index may
+# try until a question is on its side of the split.
+_STRIDE_BITS, _INDEX_BITS, _SPLIT_BITS = 10, 44, 2
+_HELDOUT_ONE_IN = 10
+
+# sympy.parse_expr evaluates Python, and even short expressions can take it
+# unbounded time to differentiate and simplify.
+JAILED = frozenset({"intermediate_integration"})
+_SECONDS = 3.0
+
+
+# Generation. Two rules keep held-out puzzles out of training. Splits use
+# disjoint ranges of generator seeds. And because a small family repeats its
+# questions under different seeds, a hash of the question assigns one in ten to
+# the held-out side.
+
+
+def check(families: Sequence[Family]) -> None:
+  """Refuses families that would fail later in a run.
+
+  Raises:
+    ValueError: A task is not allowed; a setting is unknown, of the wrong type
+      or out of range; a family is listed twice; the weights are not valid; or a
+      family generates no puzzles, or such whose own answer does not pass.
+  """
+  if not families:
+    raise ValueError("families is empty; list at least one")
+  names = [family.name for family in families]
+  for family in families:
+    if names.count(family.name) > 1:
+      raise ValueError(
+        f"family {family.name!r} is listed {names.count(family.name)} times;"
+        " list it once, with one weight and one range of settings"
+      )
+    _dataset(family)
+  base.check_weights([family.weight for family in families])
+  for family in families:
+    for split in SPLITS:
+      entry = puzzle(family, split, 0, seed=0).entry
+      verdict = verify(entry["answer"], entry)
+      if verdict.status != "pass":
+        raise ValueError(
+          f"{_describe(family)} generates puzzles whose own answer does not"
+          f" pass: {verdict.reason}; change its settings"
+        )
+
+
+def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
+  """Generates one puzzle, a pure function of the arguments.
+
+  Index i of a split has the 1,024 generator seeds
+
+    g = seed * 2**56 + split * 2**54 + i * 2**10 + [0, 2**10)
+
+  with split 0, 1, 2 for train, heldout, warmup. It takes the first seed whose
+  question is on its side: held-out if a hash of task name and question is
+  0 mod 10, else train and warmup. So the other splits never generate a held-out
+  question, under any seed and settings. Two indexes may give the same question.
+  ValueError: an argument is wrong, or the settings allow too few questions.
+  """
+  if split not in SPLITS:
+    raise ValueError(f"split = {split!r}; use one of {', '.join(SPLITS)}")
+  if not 0 <= index < 2**_INDEX_BITS:
+    raise ValueError(f"index = {index}; use 0 to 2**{_INDEX_BITS} - 1")
+  if seed < 0:
+    # The generators ignore a seed's sign.
+    raise ValueError(f"seed = {seed}; use a number >= 0")
+  dataset = _dataset(family)
+  start = (seed << _SPLIT_BITS) + SPLITS.index(split)
+  start = ((start << _INDEX_BITS) + index) << _STRIDE_BITS
+  for generator_seed in range(start, start + 2**_STRIDE_BITS):
+    try:
+      # Item i of a dataset depends on seed + i alone, and this one's seed is 0.
+      entry = dataset[generator_seed]
+    except Exception as error:
+      raise ValueError(
+        f"{_describe(family)} cannot generate a puzzle:"
+        f" {_one_line(error)}; change its settings"
+      ) from error
+    if is_heldout(family.name, entry["question"]) == (split == "heldout"):
+      name = f"{family.name}/{split}/{index}"
+      asked = ({"role": "user", "content": entry["question"]},)
+      return Example(name, base.MADE, family.name, asked, entry)
+  raise ValueError(
+    f"{_describe(family)} has no {split} question in {2**_STRIDE_BITS} tries;"
+    " widen its settings"
+  )
+
+
+def is_heldout(task: str, question: str) -> bool:
+  """Whether a question is on the held-out side of its task."""
+  digest = hashlib.blake2b(
+    f"{task}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
+  ).digest()
+  return int.from_bytes(digest, "little") % _HELDOUT_ONE_IN == 0
+
+
+def heldout(
+  families: Iterable[Family], *, per_family: int, seed: int
+) -> list[Example]:
+  """Held-out puzzles with distinct questions, ordered by family.
+
+  Raises:
+    ValueError: A family has too few questions: one more would have appeared
+      with probability 1 - exp(-10).
+  """
+  if per_family < 1:
+    raise ValueError(f"per_family = {per_family}; use a number >= 1")
+  puzzles = []
+  for family in families:
+    distinct: dict[str, Example] = {}
+    index = repeats = 0
+    while len(distinct) < per_family:
+      candidate = puzzle(family, "heldout", index, seed=seed)
+      index += 1
+      if candidate.question not in distinct:
+        distinct[candidate.question] = candidate
+        repeats = 0
+        continue
+      repeats += 1
+      # With one of len + 1 questions missing, a draw misses it with
+      # probability len / (len + 1); 10 (len + 1) in a row with exp(-10).
+      if repeats >= 10 * (len(distinct) + 1):
+        raise ValueError(
+          f"{_describe(family)} has only {len(distinct)} distinct held-out"
+          f" questions, not {per_family}; widen its settings or ask for fewer"
+        )
+    puzzles.extend(distinct.values())
+  return puzzles
+
+
+def may_draw(example: Example, tasks: Iterable[str]) -> str:
+  """The task that may generate an example's question or prompt, or ""."""
+  # Not the prompt where it only adds text around the question.
+  # Words with single spaces; case counts, as it does in generators.
+  words = lambda text: f" {' '.join(text.split())} "
+  # Not example.task: statistics may use another name.
+  task = example.entry["metadata"]["source_dataset"]
+  shown = example.question
+  question = str(example.entry.get("question") or shown)
+  asked = {question} if words(question) in words(shown) else {question, shown}
+  held = all(is_heldout(task, q) for q in asked)
+  return task if task in tasks and not held else ""
+
+
+def version() -> str:
+  """The generator and its version, for config.json."""
+  return f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
+
+
+def _refuse(name: str, *, drawn: bool) -> None:
+  """Refuses a task that cannot be scored, or cannot be `drawn` here."""
+  if name in ALLOWED or (name in STORED and not drawn):
+    return
+  remedy = "use one of gym.ALLOWED"
+  if name in STORED:
+    remedy = f"read its puzzles from a data file or {remedy}"
+  if why := STORED.get(name) or REFUSED.get(name):
+    raise ValueError(f"task {name!r} is refused: {why}; {remedy}")
+  remedy = did_you_mean(name, sorted(ALLOWED), remedy, repr)
+  raise ValueError(f"task {name!r} is unknown; {remedy}")
+
+
+@functools.lru_cache(maxsize=256)
+def _dataset(family: Family) -> Any:
+  _refuse(family.name, drawn=True)
+  config = library().factory.DATASETS[family.name][1]
+  defaults = {
+    field.name: _default(field)
+    for field in dataclasses.fields(config)
+    if field.name not in ("seed", "size")
+  }
+  for key, value in family.settings.items():
+    where = f"family {family.name!r}: setting {key} = {reprlib.repr(value)}"
+    if key not in defaults:
+      remedy = did_you_mean(key, defaults, f"use {', '.join(defaults)}")
+      raise ValueError(f"{where} is unknown; {remedy}")
+    if wanted := _wanted_type(defaults[key], value):
+      raise ValueError(
+        f"{where} is a {type(value).__name__}; use {wanted}, such as"
+        f" {defaults[key]!r}"
+      )
+  try:
+    dataset = library().create_dataset(
+      family.name, **family.settings, seed=0, size=1
+    )
+  except Exception as error:
+    raise ValueError(
+      f"{_describe(family)} is not valid: {_one_line(error)}"
+    ) from error
+  complexity = getattr(dataset.config, "max_complexity", 0)
+  if complexity > MAX_COMPLEXITY:
+    raise ValueError(
+      f"family {family.name!r}: setting max_complexity = {complexity} is too"
+      " large (one puzzle may take over 10 s); set it to at most"
+      f" {MAX_COMPLEXITY}"
+    )
+  return dataset
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return None if field.default is dataclasses.MISSING else field.default
+
+
+def _wanted_type(default: Any, value: Any) -> str:
+  """The required type, or "" if `value` fits the default's type."""
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  match default:
+    case bool():
+      fits, name = isinstance(value, bool), "true or false"
+    case int():
+      fits, name = number and isinstance(value, int), "a whole number"
+    case float():
+      fits, name = number and math.isfinite(value), "a finite number"
+    case str():
+      fits, name = isinstance(value, str), "a text"
+    case tuple() | list():
+      fits, name = isinstance(value, tuple | list), "a list"
+    case _:
+      fits, name = True, ""
+  return "" if fits else name
+
+
+def _describe(family: Family) -> str:
+  settings = ", ".join(f"{k}={v!r}" for k, v in family.settings.items())
+  return f"family {family.name!r} with {settings or 'default settings'}"
+
+
+def _one_line(error: Exception) -> str:
+  """The message of an error; for a bare assert, the failed condition."""
+  text = " ".join(str(error).split())
+  if text or error.__traceback__ is None:
+    return text or type(error).__name__
+  line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+  return line.removeprefix("assert ").replace("self.", "") + " is required"
+
+
+# Scoring.
+
+
+def verify(
+  response: str, entry: Mapping[str, Any], jail: Jail | None = None
+) -> Verdict:
+  """Scores a response to a puzzle.
+
+  The answer is the text of the last complete `<answer>...</answer>`, or else
+  the whole response, stripped. It passes if the check of the task accepts it or
+  the scorer of the task returns 1.0. For scorers that ignore extra text, there
+  must be none. "invalid" only if the verifier failed: the jail (default: this
+  thread's) did, or the scorer raises on the entry's own answer too.
+
+  `entry` is a reasoning-gym item: question, answer, metadata. Raises ValueError
+  if it names no task, or one that cannot be scored.
+  """
+  base.require_text(response)
+  if not (name := _task(entry)):
+    raise ValueError(
+      "entry.metadata.source_dataset is missing; it must name the task"
+    )
+  _refuse(name, drawn=False)
+  oracle = entry.get("answer")
+  if not isinstance(oracle, str):
+    raise ValueError(f"entry.answer = {oracle!r} of task {name!r}; use a text")
+  answer = base.tagged(response)
+  answer = response.strip() if answer is None else answer
+  if not answer:
+    return judged("empty answer", answer)
+  if fail := base.overlong(answer, LONGEST.get(name, MAX_ANSWER)):
+    return fail
+  try:
+    return _scored(name, answer, entry, jail)
+  except Exception as error:
+    reason = f"scorer raised {type(error).__name__}"
+    try:
+      _scored(name, oracle, entry, jail)
+    except Exception:
+      return Verdict("invalid", 0.0, f"{reason} on its own answer", answer)
+    return judged(reason, answer)
+
+
+def _task(entry: Mapping[str, Any]) -> str:
+  """The task of an entry; "" if it names none."""
+  metadata = entry.get("metadata")
+  named = isinstance(metadata, Mapping) and metadata.get("source_dataset")
+  return named if isinstance(named, str) else ""
+
+
+def _scored(
+  name: str, answer: str, entry: Mapping[str, Any], jail: Jail | None
+) -> Verdict:
+  if name in checks.FORMS:
+    pattern, form = checks.FORMS[name]
+    if not re.fullmatch(pattern, answer):
+      return judged(f"refused: not {form}", answer)
+  if name in checks.CHECKS:
+    found = checks.CHECKS[name](answer, entry)
+    fault = found if isinstance(found, str) else "" if found else "wrong answer"
+    return judged(fault, answer)
+  if name in JAILED:
+    metadata = entry["metadata"]
+    reason = checks.refuse_integral(answer, metadata["variable"])
+    if reason:
+      return judged(f"refused: {reason}", answer)
+    asked = {"answer": entry["answer"], "metadata": dict(metadata)}
+    try:
+      score = (jail or mine()).ask("gym", answer, asked, timeout=_SECONDS)
+    except Failed as error:
+      return Verdict("invalid", 0.0, f"verifier failed: {error}", answer)
+    if isinstance(score, Mapping):
+      return judged(f"scorer raised {score['raised']}", answer)
+  else:
+    score = _scorer(name)(answer, entry)
+  score = float(score)
+  if not math.isfinite(score):
+    return judged(f"scorer returned {score}", answer)
+  if score < 1.0:
+    return Verdict("fail", score, "wrong answer", answer)
+  if name in _NOTHING_ELSE and not _NOTHING_ELSE[name](answer, entry["answer"]):
+    return judged("text next to the answer", answer)
+  return Verdict("pass", score, "", answer)
+
+
+@functools.cache
+def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
+  # Cached by task: some data sets read a book when they are built.
+  return library().get_score_answer_fn(name)
+
+
+def _same_text(answer: str, oracle: str) -> bool:
+  return "".join(answer.lower().split()) == "".join(oracle.lower().split())
+
+
+def _same_words(answer: str, oracle: str) -> bool:
+  def words(text: str) -> list[str]:
+    parts = re.sub("[.,()]", " ", text.lower()).split()
+    return sorted(w for w in parts if w not in ("is", "a", "an", "and"))
+
+  return words(answer) == words(oracle)
+
+
+def _one_fraction(answer: str, oracle: str) -> bool:
+  number = r"\s*[0-9]+\s*"
+  latex = rf"\s*\\d?frac\s*{{{number}}}\s*{{{number}}}\s*"
+  return bool(re.fullmatch(rf"\$?({number}/{number}|{latex})\$?", answer))
+
+
+# Tasks whose scorer returns 1.0 for a right answer with extra text, and the
+# test that there is none. spell_backward adds 1/n per right letter; the sum is
+# meant to stay below 1.0, but a rounded sum reaches it.
+_NOTHING_ELSE: Mapping[str, Callable[[str, str], bool]] = {
+  "fraction_simplification": _one_fraction,
+  "knights_knaves": _same_words,
+  "letter_jumble": _same_text,
+  "spell_backward": _same_text,
+  "word_sorting": _same_text,
+}
+
+
+def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
+  entry = record["entry"]
+  answer = entry.get("answer")
+  if not isinstance(answer, str):
+    raise Refused("entry.answer", f"{show(answer)}; write a text")
+  verdict = verify(answer, entry)
+  if verdict.status != "pass":
+    raise Refused("entry", f"entry.answer does not pass: {verdict.reason}")
+  return entry
+
+
+DOMAIN = Domain(
+  name=base.MADE,
+  verify=verify,
+  fields={"entry": Field(lambda value: strict_json.mapping(value, "entry"))},
+  check_reference=_check_reference,
+  task=lambda record: _task(record["entry"]),
+)

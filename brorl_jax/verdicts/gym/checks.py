@@ -30,13 +30,8 @@ def value(text: str) -> Fraction | None:
   """What an expression of whole numbers, + - * / and ( ) comes to.
 
   A minus may stand at the start and after a "(", as in -(2 - 5), nowhere else
-  in front of a number. Division is exact.
-
-  Args:
-    text: At most 200 characters, with numbers of a size that can be computed.
-
-  Returns:
-    None if it is no such expression, or divides by zero.
+  in front of a number. Division is exact; None if it divides by zero, or is no
+  such expression. The caller limits the length, and so the depth.
   """
   tokens = re.findall(r"[0-9]+|\S", text)[::-1]
   try:
@@ -98,10 +93,8 @@ def terms(text: str) -> list[Term] | None:
     term   = factor {"*" factor | "/" integer}
     factor = number | "(" [sign] integer "/" integer ")" | letter ["**" integer]
 
-  Returns:
-    For each term the powers of its letters, its coefficient, and whether it is
-    simplified (at most one number, no letter twice). None if the text is not
-    such a sum.
+  For each term the powers of its letters, its coefficient, and whether it is
+  simplified (at most one number, no letter twice); None if it is no such sum.
   """
   if re.search(r"[\w.]\s+[\w.]|\*\s+\*", text):
     return None  # "1 2" is not 12
@@ -211,14 +204,8 @@ def _same_word(answer: str, entry: Entry) -> bool:
   return answer.isascii() and answer.lower() == entry["answer"].lower()
 
 
-def _same_numbers(answer: str, entry: Entry) -> bool | str:
-  rows = _rows(answer)
-  if not all(
-    re.fullmatch(rf"(?a)[+-]?{_DECIMAL}", word) for row in rows for word in row
-  ):
-    return "refused: not rows of numbers"
-  right = [[Fraction(x) for x in row] for row in _rows(entry["answer"])]
-  return [[Fraction(x) for x in row] for row in rows] == right
+def _numbers(text: str) -> list[list[Fraction]]:
+  return [[*map(Fraction, row)] for row in _rows(text)]
 
 
 def _same_complex(answer: str, entry: Entry) -> bool | str:
@@ -356,7 +343,7 @@ def _survo(answer: str, entry: Entry) -> bool | str:
     re.fullmatch(r"(?a)\d{1,9}", word) for row in rows for word in row
   ):
     return "refused: not rows of numbers"
-  grid = [[int(word) for word in row] for row in rows]
+  grid = [[*map(int, row)] for row in rows]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:
     return False
   cells = [
@@ -390,7 +377,7 @@ CHECKS: Mapping[str, Check] = {
   "number_sorting": _same(_list_parts),
   "palindrome_partitioning": _same_partitions,
   "polynomial_multiplication": _expanded,
-  "pool_matrix": _same_numbers,
+  "pool_matrix": _same(_numbers),
   "prime_factorization": _same(_factors),
   "puzzle24": _puzzle24,
   "rearc": _same(_rows),
@@ -402,6 +389,7 @@ CHECKS: Mapping[str, Check] = {
 }
 
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
+_REAL = rf"(?a:[+-]?{_DECIMAL})"
 _PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
@@ -430,6 +418,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     r"[01](?:[ \t]+[01])*(?:[ \t]*\n[ \t]*[01](?:[ \t]+[01])*)*",
     "rows of 0 and 1",
   ),
+  "pool_matrix": (rf"{_REAL}(?:\s+{_REAL})*", "rows of numbers"),
   "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
   "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

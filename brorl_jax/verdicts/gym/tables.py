@@ -1,4 +1,4 @@
-"""Which reasoning-gym tasks can be used, why others cannot, and categories.
+"""Which reasoning-gym tasks can be used, and why others cannot.
 
 All tasks of reasoning-gym 0.1.25 were audited. A task of another version that
 is in none of the tables was not audited and is refused as unknown.
@@ -6,7 +6,6 @@ is in none of the tables was not audited and is refused as unknown.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -19,56 +18,6 @@ LONGEST: Mapping[str, int] = {
   "palindrome_partitioning": 20_000,
   "rearc": 2_000,
   "tower_of_hanoi": 8_000,
-}
-
-# The category of each task that can be scored, as the columns of Table 5 have
-# it: its folder in the library. Importing the library takes seconds.
-_CATEGORIES: Mapping[str, str] = {
-  "algebra": """
-    complex_arithmetic intermediate_integration polynomial_multiplication
-    simple_equations simple_integration
-  """,
-  "algorithmic": """
-    ab base_conversion binary_alternation binary_matrix caesar_cipher
-    count_primes cryptarithm game_of_life game_of_life_halting group_anagrams
-    isomorphic_strings jugs letter_counting letter_jumble manipulate_matrix
-    number_filtering number_sorting palindrome_generation
-    palindrome_partitioning pool_matrix ransom_note rotate_matrix
-    rotten_oranges sentence_reordering spell_backward spiral_matrix
-    string_insertion string_manipulation string_splitting string_synthesis
-    word_sequence_reversal word_sorting
-  """,
-  "arc": "arc_1d arc_agi rearc",
-  "arithmetic": """
-    basic_arithmetic bitwise_arithmetic calendar_arithmetic chain_sum
-    count_bits decimal_chain_sum dice fraction_simplification gcd gsm_symbolic
-    lcm leg_counting number_format prime_factorization products
-  """,
-  "code": "bf",
-  "cognition": """
-    color_cube_rotation figlet_font modulo_grid needle_haystack
-    number_sequence rectangle_count
-  """,
-  "games": """
-    countdown emoji_mystery futoshiki kakurasu mahjong_puzzle maze mini_sudoku
-    n_queens puzzle24 sokoban sudoku survo tower_of_hanoi tsumego
-  """,
-  "geometry": "simple_geometry",
-  "graphs": """
-    course_schedule family_relationships largest_island path_star quantum_lock
-    shortest_path
-  """,
-  "induction": "acre list_functions",
-  "logic": """
-    aiw circuit_logic knights_knaves self_reference syllogism zebra_puzzles
-  """,
-}
-
-# By task.
-CATEGORIES: Mapping[str, str] = {
-  task: category
-  for category, tasks in _CATEGORIES.items()
-  for task in tasks.split()
 }
 
 _HASH = "its puzzles change with PYTHONHASHSEED"
@@ -95,7 +44,25 @@ STORED: Mapping[str, str] = {
 }
 
 # Tasks that can be generated and scored.
-ALLOWED = frozenset(CATEGORIES.keys() - STORED.keys())
+ALLOWED = frozenset(
+  """
+  ab aiw arc_1d base_conversion basic_arithmetic binary_alternation
+  binary_matrix bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum
+  circuit_logic color_cube_rotation complex_arithmetic count_bits count_primes
+  countdown course_schedule cryptarithm decimal_chain_sum dice emoji_mystery
+  family_relationships figlet_font fraction_simplification game_of_life
+  game_of_life_halting gcd group_anagrams jugs kakurasu knights_knaves
+  largest_island lcm leg_counting letter_counting letter_jumble mahjong_puzzle
+  manipulate_matrix maze mini_sudoku modulo_grid n_queens needle_haystack
+  number_filtering number_format number_sequence number_sorting
+  palindrome_generation palindrome_partitioning path_star prime_factorization
+  products puzzle24 rearc rectangle_count rotate_matrix rotten_oranges
+  self_reference sentence_reordering shortest_path simple_equations
+  simple_geometry simple_integration spell_backward spiral_matrix
+  string_insertion string_splitting string_synthesis survo syllogism
+  tower_of_hanoi tsumego word_sequence_reversal word_sorting
+  """.split()
+)
 
 _NONE = "its puzzles have no stored answer"
 
@@ -120,25 +87,6 @@ REFUSED: Mapping[str, str] = {
 # Of 2,000 number sequences with complexity 3, the library's default, two took
 # over 10 s. With complexity 2 the slowest took 50 ms.
 MAX_COMPLEXITY = 2
-
-
-def refuse(name: str, *, drawn: bool) -> None:
-  """Refuses a task that cannot be used.
-
-  Args:
-    drawn: Whether its puzzles are generated here, not only scored.
-  """
-  if name in ALLOWED or (name in STORED and not drawn):
-    return
-  remedy = "use one of gym.ALLOWED"
-  if name in STORED:
-    remedy = f"read its puzzles from a data file or {remedy}"
-  if name in STORED or name in REFUSED:
-    why = {**STORED, **REFUSED}[name]
-    raise ValueError(f"task {name!r} is refused: {why}; {remedy}")
-  if close := difflib.get_close_matches(str(name), sorted(ALLOWED), n=1):
-    remedy = f"did you mean {close[0]!r}?"
-  raise ValueError(f"task {name!r} is unknown; {remedy}")
 
 
 @functools.cache

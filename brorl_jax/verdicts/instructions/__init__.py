@@ -1,5 +1,515 @@
-"""Instruction following, in the format of IFEval: `verify` and `check`."""
+"""Instruction following, in the format of IFEval: constraints of a response.
 
-from brorl_jax.verdicts.instructions.constraints import DOMAIN, check, verify
+24 kinds of IFEval are checked here; the others come from a library (if_library)
+and run in the jail. Responses may be hostile: every check takes linear time.
+"""
 
-__all__ = ["DOMAIN", "check", "verify"]
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
+from brorl_jax.verdicts.instructions import if_library
+from brorl_jax.verdicts.sandbox import jail as jails
+from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
+from brorl_jax.verdicts.strict_json import kind as type_of
+
+MAX_SHOWN = 1_000  # characters of the response that a verdict keeps
+RELATIONS = {  # IFEval lacks the last one
+  "less than": int.__lt__,
+  "at least": int.__ge__,
+  "at most": int.__le__,
+}
+CONSTRAINED_RESPONSES = tuple(
+  f"My answer is {answer}." for answer in ("yes", "no", "maybe")
+)
+# A forbidden phrase is compared at every word: its length multiplies the time.
+MAX_FORBIDDEN = 100
+_BULLET = re.compile(r"^[^\S\n]*+(?:-|\*[^*\n])", re.MULTILINE)
+
+
+def verify(
+  response: str,
+  instructions: Sequence[Mapping[str, Any]],
+  *,
+  jail: Any = None,
+) -> Verdict:
+  """Scores a response by the share of instructions that it follows.
+
+    verify("Yes. " * 300, [
+      {"id": "length_constraints:number_words",
+       "kwargs": {"relation": "at least", "num_words": 300}},
+      {"id": "punctuation:no_comma", "kwargs": {}}])
+
+  Only the text after the last "</think>" counts, stripped. If it is empty or
+  has an unclosed "<think>", the response follows no instruction, not even "no
+  comma". The library's checkers run in `jail` (default: this thread's); where
+  one is late or dies, the verdict is invalid. Raises ValueError if the response
+  is not a text, or an instruction is wrong.
+  """
+  require_text(response)
+  wanted = _read_all(instructions)
+  text = response.rpartition("</think>")[2].strip()
+  if not text or "<think>" in text:
+    reason = "unfinished thinking" if text else "empty response"
+    return judged(reason, text[:MAX_SHOWN])
+  shown = text[:MAX_SHOWN]
+  missed = []
+  for kind, kwargs in wanted:
+    if kind in BUILT_IN:
+      followed = BUILT_IN[kind].followed(text, **kwargs)
+    else:
+      try:
+        followed = (jail or jails.mine()).ask("instruction", kind, kwargs, text)
+      except jails.Failed as error:
+        return Verdict("invalid", 0.0, f"verifier failed: {error}", shown)
+    if not followed:
+      missed.append(kind)
+  if not missed:
+    return judged("", shown)
+  score = 1.0 - len(missed) / len(wanted)
+  return Verdict("fail", score, f"not followed: {', '.join(missed)}", shown)
+
+
+def check(instructions: Sequence[Mapping[str, Any]]) -> None:
+  """Refuses instructions that could not be checked later, by ValueError.
+
+  Each has "id" and, if its kind has arguments, "kwargs"; None is no argument.
+  """
+  for kind, kwargs in _read_all(instructions):
+    if kind not in BUILT_IN:
+      if_library.check(kind, kwargs)
+
+
+def _read_all(instructions: Any) -> list[tuple[str, dict[str, Any]]]:
+  if not isinstance(instructions, Sequence) or isinstance(instructions, str):
+    raise ValueError(
+      f"instructions is a {type(instructions).__name__}; use a list"
+    )
+  if not instructions:
+    raise ValueError("instructions is empty; give at least one")
+  return [_read(i, item) for i, item in enumerate(instructions)]
+
+
+def _read(i: int, item: Any) -> tuple[str, dict[str, Any]]:
+  if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
+    raise ValueError(
+      f'instructions[{i}] = {item!r}; use an object with an "id"'
+    )
+  kind, kwargs = item["id"], item.get("kwargs") or {}
+  where = f"instruction {kind!r}"
+  if not isinstance(kwargs, Mapping):
+    raise ValueError(f"{where}: kwargs = {kwargs!r}; use an object")
+  for field in item.keys() - {"id", "kwargs"}:
+    raise ValueError(f"{where}: unknown field {field!r}; use id and kwargs")
+  given = {name: value for name, value in kwargs.items() if value is not None}
+  if kind in BUILT_IN:
+    return kind, _arguments(where, BUILT_IN[kind].arguments, given)
+  known = [*BUILT_IN, *if_library.KINDS]
+  if kind not in known:
+    every = "use one of instructions.BUILT_IN or if_library.KINDS"
+    remedy = did_you_mean(kind, known, every, repr)
+    raise ValueError(f"{where} is unknown; {remedy}")
+  return kind, given
+
+
+def _arguments(
+  where: str,
+  wanted: Mapping[str, Callable[[Any], Any]],
+  given: Mapping[str, Any],
+) -> dict[str, Any]:
+  for name, value in given.items():
+    if name not in wanted:
+      every = f"use {', '.join(wanted) or 'none'}"
+      remedy = did_you_mean(name, wanted, every, repr)
+      raise ValueError(
+        f"{where}: kwarg {name} = {value!r} is unknown; {remedy}"
+      )
+  arguments = {}
+  for name, read in wanted.items():
+    if name not in given:
+      raise ValueError(f"{where}: kwarg {name} is missing; add it")
+    try:
+      arguments[name] = read(given[name])
+    except ValueError as error:
+      raise ValueError(
+        f"{where}: kwarg {name} = {given[name]!r}; use {error}"
+      ) from None
+  if arguments.get("nth_paragraph", 0) > arguments.get("num_paragraphs", 0):
+    raise ValueError(
+      f"{where}: nth_paragraph = {arguments['nth_paragraph']} exceeds"
+      f" num_paragraphs = {arguments['num_paragraphs']}; lower it"
+    )
+  return arguments
+
+
+def whole(value: Any, least: int = 0) -> int:
+  """An integer; 3.0 counts as 3, because nullable columns hold floats."""
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    raise ValueError(f"a whole number >= {least}")
+  return value
+
+
+_positive = functools.partial(whole, least=1)
+
+
+def text(value: Any) -> str:
+  """A non-empty text, stripped."""
+  if not isinstance(value, str) or not value.strip():
+    raise ValueError("a text that is not blank")
+  return value.strip()
+
+
+def _words(value: Any) -> list[str]:
+  if not isinstance(value, list) or not value:
+    raise ValueError("a list of texts")
+  return [text(word) for word in value]
+
+
+def _forbidden(value: Any) -> list[str]:
+  words = _words(value)
+  if any(len(word) > MAX_FORBIDDEN for word in words):
+    raise ValueError(f"a list of texts of at most {MAX_FORBIDDEN} characters")
+  return words
+
+
+def _relation(value: Any) -> str:
+  if not isinstance(value, str) or value not in RELATIONS:
+    raise ValueError("one of " + ", ".join(map(repr, RELATIONS)))
+  return value
+
+
+def _character(value: Any) -> str:
+  if not isinstance(value, str) or len(value.strip()) != 1:
+    raise ValueError("one character")
+  return value.strip()
+
+
+def _one_word(value: Any) -> str:
+  word = text(value)
+  if len(word.split()) > 1:
+    raise ValueError("one word")
+  return word
+
+
+# Sentences, capitals and English by rules instead of a trained model: nothing
+# is downloaded, and a text gets the same verdict everywhere.
+
+_AFTER_STOP = r"[\"')\]}»”’*_]*+"  # noqa: RUF001
+_ABBREVIATIONS = (
+  "Mr Ms Dr St Jr Sr Lt vs cf eq pp ch Mrs Drs Rev Gen Col Sgt vol fig eqs ref"
+  " viz Inc Ltd Jan Feb Aug Sep Oct Nov Dec Prof Capt figs refs Corp Sept"
+  " approx"
+).split()
+# Stops that do not end a sentence. Each alternative starts at a stop, which is
+# fast to find, and looks behind with a fixed width, hence one alternative per
+# length of abbreviation. Possessive "*+" and trying a run only from its first
+# stop keep the time linear.
+_NO_END = re.compile(
+  r"\.(?=\s)(?:(?<=\b[A-Za-z]\.[A-Za-z]\.)|(?<=\b[A-Z]\.)"
+  + "".join(
+    rf"|(?<=\b(?i:{'|'.join(w for w in _ABBREVIATIONS if len(w) == n)})\.)"
+    for n in sorted({len(word) for word in _ABBREVIATIONS})
+  )
+  + rf")|[.…](?<![.!?…][.…])[.…]*+(?={_AFTER_STOP}\s+[a-z])"
+)
+_LIST_NUMBER = re.compile(r"^[ \t>*#-]*+\d{1,3}\.(?=\s)", re.MULTILINE)
+# From a letter or digit up to the stop that ends the sentence.
+_SENTENCE = re.compile(
+  rf"[^\W_](?:[^.!?…。！？।]++|[.!?…]++(?!{_AFTER_STOP}(?:\s|\Z)))*+"  # noqa: RUF001
+)
+
+
+def count_sentences(response: str) -> int:
+  """The number of sentences, by rules where IFEval downloads a model.
+
+  A sentence ends at a run of . ! ? or ellipses before white space or the end of
+  the text (closing quotes and brackets may come between), and at the full stops
+  of Chinese, Japanese and Hindi. It does not end at the "." of a common
+  abbreviation, of initials or of a list number, or at a run of full stops
+  before a lowercase letter. The text after the last stop is a sentence. A
+  sentence needs a letter or digit.
+  """
+  return len(_SENTENCE.findall(_NO_END.sub("", _LIST_NUMBER.sub("", response))))
+
+
+def capital_words(response: str) -> list[str]:
+  r"""Words in capitals: runs of \w, or several joined by one - ' . / or &."""
+  words = re.findall(r"\w+(?:[-'’./&]\w+)*", response)  # noqa: RUF001
+  return [word for word in words if word.isupper()]
+
+
+# Frequent in English texts and rare in other languages.
+_COMMON = frozenset(
+  """
+  the of and to in is you that it he was for on are as with his they at be this
+  have from or had by not but what all were we when your can said there an each
+  which she do how their if will
+  """.split()
+)
+
+
+def is_english(response: str) -> bool:
+  """Whether a text looks like English.
+
+  Nine letters in ten must be a to z. From 20 words on, one word in 20 must be
+  among the 46 most common. A language detector would guess on short texts and
+  on texts in capitals.
+  """
+  letters = sum(map(str.isalpha, response))
+  words = re.findall(r"[a-z]+", response.lower())
+  if not letters or 10 * sum(map(len, words)) < 9 * letters:
+    return False
+  common = sum(map(_COMMON.__contains__, words))
+  return len(words) < 20 or 20 * common >= len(words)
+
+
+def _has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
+  lower = response.lower()
+  return all(keyword.lower() in lower for keyword in keywords)
+
+
+def _lacks_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
+  lower = response.lower()
+  return not any(
+    re.search(_as_word(word.lower()), lower) for word in forbidden_words
+  )
+
+
+def _as_word(word: str) -> str:
+  """Unlike IFEval's it has a boundary only where it has a letter or digit."""
+  before = r"(?<!\w)" if re.match(r"\w", word[0]) else ""
+  after = r"(?!\w)" if re.match(r"\w", word[-1]) else ""
+  return before + re.escape(word) + after
+
+
+def _has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
+  """Divided by "***"; only outer ones may be empty."""
+  parts = response.split("***")
+  blank = [not part.strip() for part in parts]
+  if any(blank[1:-1]):
+    return False
+  return len(parts) - sum(blank) == num_paragraphs
+
+
+def _has_first_word(
+  response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
+) -> bool:
+  parts = response.split("\n\n")
+  written = sum(1 for part in parts if part.strip())
+  if written != num_paragraphs or nth_paragraph > written:
+    return False
+  words = parts[nth_paragraph - 1].split(maxsplit=1)
+  if not words:
+    return False
+  word = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'), maxsplit=1)
+  return word[0].lower() == first_word.lower()
+
+
+def _count_placeholders(response: str) -> int:
+  """[Placeholders], each within a line."""
+  count = 0
+  for line in response.split("\n"):
+    start = line.find("[")
+    while start >= 0 and (end := line.find("]", start)) >= 0:
+      count += 1
+      start = line.find("[", end)
+  return count
+
+
+def _has_postscript(response: str, *, postscript_marker: str) -> bool:
+  """P.S. and P.P.S may have spaces."""
+  spaced = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+  marker = spaced.get(postscript_marker) or re.escape(postscript_marker.lower())
+  return re.search(marker, response.lower()) is not None
+
+
+def _count_highlights(response: str) -> int:
+  """*Highlights* and **highlights**, each within a line."""
+  single = re.findall(r"\*([^*\n]*)\*", response)
+  double = re.findall(r"\*\*([^*\n]*)\*\*", response)
+  return sum(1 for inside in single + double if inside.strip())
+
+
+def _is_json(response: str) -> bool:
+  """Is JSON and nothing else, optionally fenced by ```.
+
+  JSON that nests too deep for Python's parser is refused; IFEval raises.
+  """
+  inside = response.strip()
+  for fence in ("```json", "```Json", "```JSON", "```"):
+    inside = inside.removeprefix(fence)
+  try:
+    # Numbers stay texts: converting a million digits would take long.
+    json.loads(
+      inside.removesuffix("```").strip(), parse_int=str, parse_float=str
+    )
+  except (ValueError, RecursionError):
+    return False
+  return True
+
+
+def _has_title(response: str) -> bool:
+  start = response.find("<<")
+  while start >= 0:
+    end = response.find("\n", start)
+    end = len(response) if end < 0 else end
+    last = response.rfind(">>", start, end)
+    if response[start : max(start, last)].lstrip("<").rstrip(">").strip():
+      return True
+    start = response.find("<<", end)
+  return False
+
+
+def _has_two_responses(response: str) -> bool:
+  """Divided by "******"."""
+  parts = [part.strip() for part in response.split("******")]
+  written = [part for part in parts if part]
+  return all(parts[1:-1]) and len(written) == 2 and len(set(written)) == 2
+
+
+def _is_quoted(response: str) -> bool:
+  inside = response.strip()
+  return len(inside) > 1 and inside[0] == inside[-1] == '"'
+
+
+class Checker(NamedTuple):
+  """One kind of instruction."""
+
+  # Whether a text follows it; takes the arguments as keywords.
+  followed: Callable[..., bool]
+  # For each argument a function that reads the JSON value, or raises ValueError
+  # with the required kind.
+  arguments: Mapping[str, Callable[[Any], Any]]
+
+
+def _kind(followed: Callable[..., bool], **arguments: Any) -> Checker:
+  return Checker(followed, arguments)
+
+
+def _number(
+  count: Callable[..., int], bound: str, relation: str, **arguments: Any
+) -> Checker:
+  """A count and a bound in the relation that an argument names, or in this."""
+  if relation not in RELATIONS:
+    arguments[relation] = _relation
+
+  def followed(response: str, **given: Any) -> bool:
+    right, limit = given.pop(relation, relation), given.pop(bound)
+    return RELATIONS[right](count(response, **given), limit)
+
+  return Checker(followed, {**arguments, bound: whole})
+
+
+# IFEval's rules (https://arxiv.org/abs/2311.07911), with differences. Words and
+# phrases match literally, in any case: as regular expressions "C++" raises. A
+# letter may be any character; IFEval replaces others than a to z at random. An
+# asterisk alone on a line is no bullet; it counts it and skips the next line's.
+# Only one constrained response may be there; it accepts all three at once.
+BUILT_IN: dict[str, Checker] = {
+  "keywords:existence": _kind(_has_keywords, keywords=_words),
+  "keywords:frequency": _number(
+    lambda response, keyword: response.lower().count(keyword.lower()),
+    "frequency", "relation", keyword=text,
+  ),
+  "keywords:forbidden_words": _kind(_lacks_words, forbidden_words=_forbidden),
+  "keywords:letter_frequency": _number(
+    lambda response, letter: response.lower().count(letter.lower()),
+    "let_frequency", "let_relation", letter=_character,
+  ),
+  "length_constraints:number_words": _number(
+    lambda response: len(re.findall(r"\w+", response)), "num_words", "relation"
+  ),
+  "length_constraints:number_sentences": _number(
+    count_sentences, "num_sentences", "relation"
+  ),
+  "length_constraints:number_paragraphs": _kind(
+    _has_paragraphs, num_paragraphs=_positive
+  ),
+  "length_constraints:nth_paragraph_first_word": _kind(
+    _has_first_word, num_paragraphs=_positive, nth_paragraph=_positive,
+    first_word=_one_word,
+  ),
+  "detectable_content:number_placeholders": _number(
+    _count_placeholders, "num_placeholders", "at least"
+  ),
+  "detectable_content:postscript": _kind(
+    _has_postscript, postscript_marker=text
+  ),
+  "detectable_format:number_bullet_lists": _kind(
+    lambda response, num_bullets: num_bullets == len(_BULLET.findall(response)),
+    num_bullets=whole,
+  ),
+  "detectable_format:constrained_response": _kind(
+    lambda response: sum(a in response for a in CONSTRAINED_RESPONSES) == 1
+  ),
+  "detectable_format:number_highlighted_sections": _number(
+    _count_highlights, "num_highlights", "at least"
+  ),
+  "detectable_format:multiple_sections": _number(
+    lambda response, section_spliter: len(
+      re.findall(re.escape(section_spliter) + r"\s?\d+", response)
+    ),
+    "num_sections", "at least", section_spliter=text,
+  ),
+  "detectable_format:json_format": _kind(_is_json),
+  "detectable_format:title": _kind(_has_title),
+  "combination:two_responses": _kind(_has_two_responses),
+  "combination:repeat_prompt": _kind(
+    lambda response, prompt_to_repeat: (
+      response.strip().lower().startswith(prompt_to_repeat.lower())
+    ),
+    prompt_to_repeat=text,
+  ),
+  "startend:end_checker": _kind(
+    lambda response, end_phrase: (
+      response.strip().strip('"').lower().endswith(end_phrase.lower())
+    ),
+    end_phrase=text,
+  ),
+  "startend:quotation": _kind(_is_quoted),
+  "change_case:capital_word_frequency": _number(
+    lambda response: len(capital_words(response)),
+    "capital_frequency", "capital_relation",
+  ),
+  "change_case:english_capital": _kind(
+    lambda response: response.isupper() and is_english(response)
+  ),
+  "change_case:english_lowercase": _kind(
+    lambda response: response.islower() and is_english(response)
+  ),
+  "punctuation:no_comma": _kind(lambda response: "," not in response),
+}  # fmt: skip
+
+
+def _instructions(value: Any) -> list[dict[str, Any]]:
+  if not isinstance(value, list) or not value:
+    raise Refused(
+      "instructions", f"{show(value)}; use a list with at least one"
+    )
+  for i, item in enumerate(value):
+    field = f"instructions[{i}]"
+    if not isinstance(item, dict) or item.keys() != {"id", "kwargs"}:
+      raise Refused(
+        field, f"{show(item)}; use an object with id and kwargs only"
+      )
+    if not isinstance(item["id"], str):
+      raise Refused(f"{field}.id", f"{type_of(item['id'])}; write it as text")
+    strict_json.mapping(item["kwargs"], f"{field}.kwargs")
+  return value
+
+
+DOMAIN = Domain(
+  name="instructions",
+  verify=lambda response, entry, jail: verify(response, **entry, jail=jail),
+  fields={"instructions": Field(_instructions)},
+  check_reference=lambda record: check(record["instructions"]) or record,
+  needs_jail="libraries",
+)

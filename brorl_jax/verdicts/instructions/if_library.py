@@ -58,12 +58,8 @@ _PROBE = "\n\n".join(["The first of two sentences. A second, in it?"] * 30)
 def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
   """Whether a response follows an instruction; runs in the jail.
 
-  If the checker raises, or the response has more than `MAX_RESPONSE`
-  characters, the response does not follow it.
-
-  Raises:
-    ImportError: The library is not installed.
-    LookupError: Its data is not installed.
+  If the checker raises, or the response is longer than `MAX_RESPONSE`, it does
+  not. ImportError or LookupError: the library or its data is not installed.
   """
   checker = _checker(kind)
   if len(response) > MAX_RESPONSE:
@@ -83,11 +79,9 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
 
 
 def check(kind: str, kwargs: Mapping[str, Any]) -> None:
-  """Refuses an instruction that could not be checked later.
+  """Refuses an instruction that could not be checked later, by ValueError.
 
-  Raises:
-    ValueError: The kind or an argument is wrong.
-    ImportError: The library is not installed.
+  ImportError: the library is not installed.
   """
   where = f"instruction {kind!r}"
   try:

@@ -30,11 +30,7 @@ _ROUNDED_DIGITS = 4
 
 
 def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
-  """Whether two answers are equal.
-
-  Args:
-    rule: Compares two leaves whose exact comparison left it open.
-  """
+  """Whether two answers are equal; `rule` decides what leaves leave open."""
   match answer, gold:
     case (Assign(), _) | (_, Assign()):
       return _assigned(answer, gold, rule)

@@ -127,11 +127,7 @@ def plain(text: str) -> str:
 
 
 def tokens(text: str) -> tuple[Token, ...]:
-  """The tokens of a text that `plain` made.
-
-  Raises:
-    Unreadable: At a subscript or mark without its letter.
-  """
+  """The tokens of a text that `plain` made."""
   out: list[Token] = []
   for found in _TOKEN.finditer(text):
     part = found.group()
@@ -302,11 +298,7 @@ _MAX_FACTORIAL = 2_500
 
 
 def combined(name: str, *values: Tree) -> Tree:
-  """The value of an operation if it is rational, else the tree of it.
-
-  Raises:
-    Unreadable: It is undefined or too large.
-  """
+  """The value of an operation if it is rational, else the tree of it."""
   if values[-1] == 0 and name in _NOT_ZERO:
     raise Unreadable(_NOT_ZERO[name])
   if name == "root" and values[1] == 1:

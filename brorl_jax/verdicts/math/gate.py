@@ -28,9 +28,6 @@ def boxed(response: str) -> str | None:
   and has no answer. Of boxes in boxes the outer one is the answer;
   `\boxed{\boxed{6}}` says 6. A box that is never closed is none, so what came
   before it counts; `\boxed 6`, `\fbox{6}` and an answer without a box are none.
-
-  Returns:
-    The text in the box, without outer spaces, or None.
   """
   tail = response.rpartition(_END)[2]
   if _START in tail:
@@ -141,10 +138,7 @@ def screen(text: str) -> tuple[str, str]:
   """The normalized text, or the reason why it is refused.
 
   Foreign decimal digits, dashes and spaces become ASCII ones; that is all that
-  is changed.
-
-  Returns:
-    The clean text, stripped, and ""; or "" and the reason.
+  is changed. One of the two is "".
   """
   if len(text) > MAX_LENGTH:
     return "", f"{len(text)} characters, at most {MAX_LENGTH}"

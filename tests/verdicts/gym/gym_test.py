@@ -18,17 +18,16 @@ from messages import mentions, refuses
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
 from brorl_jax.verdicts import gym
+from brorl_jax.verdicts.base import Verdict
 from brorl_jax.verdicts.gym import (
   Family,
   check,
   checks,
   heldout,
   puzzle,
-  puzzles,
   tables,
   verify,
 )
-from brorl_jax.verdicts.gym.tables import CATEGORIES
 from brorl_jax.verdicts.sandbox.jail import Failed
 
 SMALL = [
@@ -81,39 +80,30 @@ def drawn():
 
 
 @pytest.mark.parametrize(
-  "response, answer",
+  "response, answer, status",
   [
-    ("<answer>4</answer>", "4"),
-    ("so <answer>\n 4\t</answer> it is", "4"),
-    ("4", "4"),
-    (" \n4 ", "4"),
-    ("<answer>3</answer> no, <answer>4</answer>", "4"),
-    ("<answer>4</answer> or <answer>5", "4"),
-    ("</answer><answer>4</answer></answer>", "4"),
-    ("<answer>3 <answer>4</answer>", "4"),
-  ],
-)
-def test_the_last_complete_answer_counts(response, answer):
-  verdict = verify(response, entry())
-  assert (verdict.status, verdict.answer) == ("pass", answer)
-  assert (verdict.score, verdict.reward, verdict.reason) == (1.0, 1.0, "")
-
-
-@pytest.mark.parametrize(
-  "response",
-  [
-    "<answer>4</answer> no, <answer>3</answer>", "<answer>4", "4</answer>",
-    "<Answer>4</Answer>", "<answer>44</answer>", "the answer is 4", "-4",
-    "\uff14", "4\x00", "4 or", "", "  \n", "4 <answer> \t</answer>",
+    ("so <answer>\n 4\t</answer> it is", "4", "pass"), (" \n4 ", "4", "pass"),
+    ("<answer>3</answer> no, <answer>4</answer>", "4", "pass"),
+    ("<answer>4</answer> or <answer>5", "4", "pass"),
+    ("</answer><answer>4</answer></answer>", "4", "pass"),
+    ("<answer>3 <answer>4</answer>", "4", "pass"),
+    ("<answer>4</answer> no, <answer>3</answer>", "3", "fail"),
+    ("<answer>4", "<answer>4", "fail"), ("4</answer>", "4</answer>", "fail"),
+    ("<Answer>4</Answer>", "<Answer>4</Answer>", "fail"),
+    ("<answer>44</answer>", "44", "fail"), ("-4", "-4", "fail"),
+    ("\uff14", "\uff14", "fail"), ("4\x00", "4\x00", "fail"),
+    ("4 or", "4 or", "fail"), ("  \n", "", "fail"),
+    ("4 <answer> \t</answer>", "", "fail"),
   ],
 )  # fmt: skip
-def test_what_is_not_the_answer_fails(response):
+def test_the_last_complete_answer_counts(response, answer, status):
   verdict = verify(response, entry())
-  assert (verdict.status, verdict.reward) == ("fail", 0.0)
-  assert verdict.reason == (
-    "wrong answer" if verdict.answer else "empty answer"
-  )
-  assert verdict.score == (0.25 if response == "4 or" else verdict.score) < 1.0
+  assert (verdict.status, verdict.answer) == (status, answer)
+  assert verdict.reward == (status == "pass")
+  fault = "wrong answer" if answer else "empty answer"
+  assert verdict.reason == ("" if status == "pass" else fault)
+  assert (verdict.score >= 1.0) is (status == "pass")
+  assert response != "4 or" or verdict.score == 0.25  # the library's
 
 
 @given(
@@ -130,7 +120,7 @@ def test_text_around_the_tags_changes_nothing(before, answer, after):
 def test_long_answers_never_reach_the_scorer(monkeypatch):
   seen = []
   monkeypatch.setattr(
-    puzzles,
+    gym,
     "_scorer",
     lambda name: lambda answer, entry: seen.append(answer) or 1,
   )
@@ -153,45 +143,34 @@ def test_a_flood_of_tags_is_read_in_linear_time():
 # What the scorer may do.
 
 
-def patched(monkeypatch, score):
-  monkeypatch.setattr(puzzles, "_scorer", lambda name: score)
-
-
-def test_a_scorer_that_raises_fails_the_answer(monkeypatch):
-  def score(answer, entry):
-    if answer != entry["answer"]:
-      raise RecursionError("deep")
-    return 1.0
-
-  patched(monkeypatch, score)
-  verdict = verify("[[[[", entry())
-  assert (verdict.status, verdict.score) == ("fail", 0.0)
-  assert verdict.reason == "scorer raised RecursionError"
-  assert verify("4", entry()).status == "pass"
-
-
 def test_an_entry_that_breaks_its_scorer_is_invalid():
   damaged = entry("mini_sudoku", "1 2\n2 1")  # the metadata lost its solution
   verdict = verify("1 2\n2 1", damaged)
-  assert verdict.status == "invalid"
+  assert (verdict.status, verdict.reward) == ("invalid", 0.0)
   assert verdict.reason == "scorer raised KeyError on its own answer"
-  assert verdict.reward == 0.0
 
 
 @pytest.mark.parametrize(
-  "score, status, kept",
+  "score, status, kept, reason",
   [
-    (math.nan, "fail", 0.0),
-    (math.inf, "fail", 0.0),
-    (-math.inf, "fail", 0.0),
-    (math.nextafter(1.0, 0.0), "fail", math.nextafter(1.0, 0.0)),
-    (1.0, "pass", 1.0),
+    (math.nan, "fail", 0.0, "scorer returned nan"),
+    (math.inf, "fail", 0.0, "scorer returned inf"),
+    (math.nextafter(1.0, 0.0), "fail", math.nextafter(1.0, 0.0),
+      "wrong answer"),
+    (1.0, "pass", 1.0, ""),
+    (RecursionError("deep"), "fail", 0.0, "scorer raised RecursionError"),
   ],
-)
-def test_only_a_finite_score_of_one_passes(monkeypatch, score, status, kept):
-  patched(monkeypatch, lambda answer, entry: score)
-  verdict = verify("4", entry())
-  assert (verdict.status, verdict.score) == (status, kept)
+)  # fmt: skip
+def test_only_a_finite_score_of_one_passes(
+  monkeypatch, score, status, kept, reason
+):
+  def scored(answer, entry):
+    if answer != entry["answer"] and isinstance(score, Exception):
+      raise score
+    return score if answer != entry["answer"] else 1.0
+
+  monkeypatch.setattr(gym, "_scorer", lambda name: scored)
+  assert verify("5", entry()) == Verdict(status, kept, reason, "5")
 
 
 HANDS = "Ann is a knight, and Bob is a knave."
@@ -303,18 +282,11 @@ def test_integrals_are_scored_by_their_derivatives(answer, integrand, status):
 
   class Here:
     def ask(self, name, answer, asked, timeout):
-      return puzzles._scorer("intermediate_integration")(answer, asked)
+      return gym._scorer("intermediate_integration")(answer, asked)
 
   metadata = INTEGRAL["metadata"] | {"integrand": integrand}
   item = INTEGRAL | {"metadata": metadata}
   assert verify(answer, item, jail=Here()).status == status
-
-
-def test_only_what_evaluates_is_jailed():
-  jail = Fake(RuntimeError("asked"))
-  for name in ("gcd", "countdown"):
-    item = entry(name, "4", numbers=[4], target=4)
-    assert verify("4", item, jail=jail).status == "pass"
 
 
 # Which tasks are allowed.
@@ -355,7 +327,7 @@ def test_the_lists_are_about_tasks_that_exist():
   assert sum(map(len, sets)) == len(known)
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
-  for table in (checks.CHECKS, checks.FORMS, puzzles.JAILED, tables.LONGEST):
+  for table in (checks.CHECKS, checks.FORMS, gym.JAILED, tables.LONGEST):
     assert usable >= set(table)
 
 
@@ -443,38 +415,7 @@ def test_hostile_answers_fail_and_nothing_runs(
   assert capfd.readouterr().out == ""
 
 
-# Whether the answers are right, by other means.
-
-
-def letters(p):
-  return str(sum(w.lower().count(p["target_letter"]) for w in p["span"]))
-
-
-@pytest.mark.parametrize(
-  "name, solve",
-  [
-    ("gcd", lambda m: str(math.gcd(*m["numbers"]))),
-    ("lcm", lambda m: str(math.lcm(*m["numbers"]))),
-    ("count_bits", lambda m: str(f"{m['number']:b}".count("1"))),
-    ("letter_counting", letters),
-    ("spell_backward", lambda m: m["word"][::-1]),
-    ("count_primes", lambda m: str(sum(n > 1 and all(n % d for d in range(2,
-      math.isqrt(n) + 1)) for n in range(m["start"], m["end"] + 1)))),
-  ],
-)  # fmt: skip
-def test_oracles_agree_with_arithmetic(name, solve, drawn):
-  for p in drawn[name]:
-    assert p.entry["answer"] == solve(p.entry["metadata"])
-
-
 # Drawing puzzles.
-
-
-def test_a_puzzle_carries_its_name_and_entry():
-  p = puzzle(SMALL[3], "heldout", 7, seed=2)
-  assert (p.id, p.task) == ("gcd/heldout/7", "gcd")
-  assert p.question == p.entry["question"]
-  assert p.entry["metadata"]["source_dataset"] == "gcd"
 
 
 @given(
@@ -530,16 +471,6 @@ def test_splits_share_neither_seeds_nor_questions(family):
       assert held_out(family, question) == (split == "heldout")
 
 
-def test_one_question_in_ten_is_held_out():
-  first = [
-    puzzle(SMALL[6], "heldout", i, seed=0).entry["metadata"]["source_index"]
-    % 1024
-    for i in range(400)
-  ]
-  # The walk is geometric with mean 9 and deviation 9.5; five deviations.
-  assert abs(sum(first) / 400 - 9.0) < 5 * 9.5 / 20
-
-
 SCRIPT = """
 import hashlib, json, sys
 from brorl_jax.verdicts.gym import Family, puzzle
@@ -573,6 +504,9 @@ def test_puzzles_do_not_depend_on_the_hash_seed():
 
 
 def test_puzzles_never_change():
+  p = puzzle(SMALL[3], "heldout", 7, seed=2)
+  assert (p.id, p.task) == ("gcd/heldout/7", "gcd")
+  assert p.question == p.entry["question"]
   # Recorded once. A change here makes held-out scores incomparable.
   assert [
     puzzle(SMALL[6], s, 3, seed=1).entry["answer"] for s in gym.SPLITS
@@ -583,21 +517,13 @@ def test_puzzles_never_change():
 
 
 def test_heldout_questions_are_distinct_and_in_order():
-  families = [SMALL[3], SMALL[0], SMALL[1]]
+  families = [SMALL[3], SMALL[0]]
   puzzles = heldout(families, per_family=60, seed=0)
-  assert [p.task for p in puzzles] == (
-    ["gcd"] * 60 + ["letter_counting"] * 60 + ["count_primes"] * 60
-  )
-  assert len({p.question for p in puzzles}) == 180
-  assert len({p.id for p in puzzles}) == 180
+  assert [p.task for p in puzzles] == ["gcd"] * 60 + ["letter_counting"] * 60
+  assert len({p.question for p in puzzles}) == 120
   assert {p.id.split("/")[1] for p in puzzles} == {"heldout"}
-
-
-def test_a_smaller_heldout_set_is_the_head_of_a_larger_one():
-  small = heldout(SMALL[1:2], per_family=10, seed=0)
-  large = heldout(SMALL[1:2], per_family=100, seed=0)
-  assert small == large[:10]
-  assert small != heldout(SMALL[1:2], per_family=10, seed=1)
+  small = heldout(families[:1], per_family=10, seed=0)
+  assert small == puzzles[:10] != heldout(families[:1], per_family=10, seed=1)
 
 
 def test_a_family_can_be_exhausted_and_no_further():
@@ -700,15 +626,5 @@ def test_families_with_the_same_settings_share_a_dataset():
   a = Family("gcd", {"min_value": 1, "max_value": 9})
   b = Family("gcd", {"max_value": 9, "min_value": 1})
   assert (a, hash(a)) == (b, hash(b))
-  assert puzzles._dataset(a) is puzzles._dataset(b)
+  assert gym._dataset(a) is gym._dataset(b)
   assert a != Family("gcd", {"max_value": 8, "min_value": 1})
-
-
-def test_every_task_has_the_librarys_category():
-  """Which is the folder that its module lies in."""
-  known = tables.library().factory.DATASETS
-  named = {
-    task: known[task][0].__module__.split(".")[1]
-    for task in {*gym.ALLOWED, *gym.STORED}
-  }
-  assert named == CATEGORIES

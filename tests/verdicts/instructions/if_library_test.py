@@ -6,8 +6,7 @@ import pytest
 from messages import refuses
 
 from brorl_jax.verdicts import instructions
-from brorl_jax.verdicts.instructions import if_library
-from brorl_jax.verdicts.instructions.constraints import BUILT_IN
+from brorl_jax.verdicts.instructions import BUILT_IN, if_library
 from brorl_jax.verdicts.instructions.if_library import (
   KINDS,
   MAX_RESPONSE,
@@ -24,31 +23,23 @@ ENGLISH = "The cat sat on the mat, and nobody knew what it was waiting for."
 FRENCH = "Le chat dort sur le tapis et personne ne sait ce qu'il attend."
 # The names of what each kind is given, for those that are given anything.
 KWARGS = {
-  LANGUAGE: {"language": "en"},
-  "count:conjunctions": {"small_n": 2},
+  LANGUAGE: {"language": "en"}, "count:conjunctions": {"small_n": 2},
   "count:keywords_multiple": {f"keyword{i}": f"w{i}" for i in range(1, 6)},
-  "count:numbers": {"N": 2},
-  "count:person_names": {"N": 1},
-  "count:pronouns": {"N": 2},
-  "count:unique_word_count": {"N": 3},
+  "count:numbers": {"N": 2}, "count:person_names": {"N": 1},
+  "count:pronouns": {"N": 2}, "count:unique_word_count": {"N": 3},
   "count:word_count_range": {"min_words": 2, "max_words": 4},
-  "count:words_japanese": {"N": 3},
-  "format:list": {"sep": "!?!?"},
+  "count:words_japanese": {"N": 3}, "format:list": {"sep": "!?!?"},
   "format:options": {"options": "yes/no"},
   "ratio:overlap": {"reference_text": "a b c d", "percentage": 50},
   "ratio:stop_words": {"percentage": 10},
   "repeat:repeat_change": {"prompt_to_repeat": "Say it now"},
-  "repeat:repeat_span": {
-    "prompt_to_repeat": "Say it now",
-    "n_start": 1,
-    "n_end": 2,
-  },
+  "repeat:repeat_span": {"prompt_to_repeat": "Say it now", "n_start": 1,
+    "n_end": 2},
   "sentence:increment": {"small_n": 1},
   "sentence:keyword": {"word": "cat", "N": 2},
   "words:keywords_specific_position": {"keyword": "cat", "n": 1, "m": 2},
-  "words:repeats": {"small_n": 2},
-  "words:words_position": {"keyword": "cat"},
-}
+  "words:repeats": {"small_n": 2}, "words:words_position": {"keyword": "cat"},
+}  # fmt: skip
 NLTK_DATA = {  # without it these are refused
   "format:title_case",
   "ratio:stop_words",

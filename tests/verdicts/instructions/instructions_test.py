@@ -1,14 +1,431 @@
+"""Every check by hand, by construction, and against IFEval's where it is."""
+
+import importlib.util
+import json
+import random
+
 import pytest
+import tiers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from messages import refuses
 
-from brorl_jax.verdicts.instructions.constraints import MAX_SHOWN, check, verify
+from brorl_jax.verdicts.instructions import (
+  BUILT_IN,
+  MAX_FORBIDDEN,
+  MAX_SHOWN,
+  RELATIONS,
+  capital_words,
+  check,
+  count_sentences,
+  if_library,
+  is_english,
+  verify,
+)
 from brorl_jax.verdicts.sandbox import jail as jails
+
+few = settings(max_examples=30)
+
+AT_LEAST, LESS, AT_MOST = "at least", "less than", "at most"
+
+
+def followed(kind, text, **kwargs):
+  return BUILT_IN[kind].followed(text, **kwargs)
+
+
+# (kind, arguments, texts that follow it, texts that do not)
+BY_HAND = [
+  ("keywords:existence", {"keywords": ["Cat", "C++ (new)"]},
+    ["a CAT in c++ (NEW)", "concatenate C++ (new)"], ["", "cat", "c++ (new)",
+    "cat cc+ new"]),
+  ("keywords:frequency", {"keyword": "a.b", "frequency": 2,
+    "relation": AT_LEAST}, ["a.b a.b", "A.Ba.b", "xa.by a.b a.b"], ["", "a.b",
+    "axb axb", "a.b.b"]),
+  (
+    "keywords:frequency",
+    {"keyword": "aa", "frequency": 2, "relation": LESS},
+    ["", "aa", "aaa"],  # without overlap
+    ["aaaa", "aa AA"],
+  ),
+  ("keywords:frequency", {"keyword": "x", "frequency": 1, "relation": AT_MOST},
+    ["", "x", "X"], ["xx"]),
+  ("keywords:forbidden_words", {"forbidden_words": ["art", "C++", "no way"]},
+    ["", "start artist art_1 arts", "no  way", "C+"], ["art", "Modern ART.",
+    "an (art)", "in C++,", "C++11", "No way!"]),
+  ("keywords:letter_frequency", {"letter": "E", "let_frequency": 2,
+    "let_relation": AT_LEAST}, ["ee", "eE", "there"], ["", "e", "é è"]),
+  ("keywords:letter_frequency", {"letter": "#", "let_frequency": 1,
+    "let_relation": LESS}, ["abc"], ["# Title"]),
+  ("length_constraints:number_words", {"num_words": 3, "relation": AT_LEAST},
+    ["one two three", "don't stop", "a-b-c", "x_y 1 é"], ["", "one two",
+    "- - -", "x_y_z"]),
+  ("length_constraints:number_words", {"num_words": 3, "relation": LESS}, ["",
+    "one two"], ["one two three"]),
+  ("length_constraints:number_sentences", {"num_sentences": 2,
+    "relation": AT_LEAST}, ["One. Two.", "One. two? three"], ["One", "Mr. One",
+    ". . . ."]),
+  ("length_constraints:number_sentences", {"num_sentences": 2,
+    "relation": LESS}, ["One", "Mr. One"], ["One. Two."]),
+  ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, ["a***b",
+    "a\n***\nb", "***a***b***", "a *** b ***\n"], ["", "a", "a***b***c",
+    "a****** b", "a\n\nb", "***a"]),
+  (
+    "length_constraints:nth_paragraph_first_word",
+    {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+    ["One.\n\nthen two", 'One.\n\n  "THEN," two', "One\n\n'then. x"],
+    [
+      "",
+      "Then\n\nOne",
+      "One\nthen",
+      "One\n\nthens",
+      "One\n\nthen\n\nthree",
+      "One\n\n\n\nthen",  # the second of these paragraphs is empty
+      "One\n\n*then*",
+    ],
+  ),
+  ("detectable_content:number_placeholders", {"num_placeholders": 2},
+    ["[a] [b]", "[] []", "[[a] [b]", "[a]\n[b]", "[a](x)[b]"], ["", "[a]",
+    "[a [b]", "[a\n] [b]", "]a[ [b]"]),
+  ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["x\nP.S. y",
+    "p. s. y", "P.P.S. z"], ["", "PS y", "P.S y"]),
+  ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["P.P.S y",
+    "p. p. s. y"], ["P.S. y", "PPS"]),
+  ("detectable_content:postscript", {"postscript_marker": "N.B. (end)"},
+    ["x n.b. (END) y"], ["NxB. (end)", "N.B. end"]),
+  ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ["* a\n* b",
+    "- a\n  - b", "*a\n-b", "x\n\n* a\n\n\n * b", "---\n* a"], ["", "* a",
+    "**a**\n* b", "* a\n* b\n* c", "* a\n*", "x * a\n* b"]),
+  ("detectable_format:constrained_response", {}, ["My answer is yes.",
+    "  Well. My answer is maybe. "], ["", "yes", "my answer is no.",
+    "My answer is yes. My answer is no."]),
+  ("detectable_format:number_highlighted_sections", {"num_highlights": 2},
+    ["*a* *b*", "**a** x **b**", "*a* **b**", "***a***", "*a*\n*b*"], ["",
+    "*a*", "* * * *", "** ** ****", "*a\n* b*", "a * b"]),
+  ("detectable_format:multiple_sections", {"section_spliter": "Part.",
+    "num_sections": 2}, ["Part. 1\nx\nPart. 2", "Part.1 Part.22",
+    "Part. 1 Part. 1"], ["", "Part. 1", "part. 1 part. 2", "Parts 1 Parts 2",
+    "Part. I Part. II"]),
+  ("detectable_format:json_format", {}, ["{}", " [1, 2.5, null] ", '"x"',
+    '```json\n{"a": [1]}\n```', "```JSON{}```", "```\n[]```", "7"], ["",
+    "{a: 1}", "{} {}", "Here: {}", "```json {}``` x", "['a']", "{"]),
+  ("detectable_format:title", {}, ["<<a>>", "x <<a b>> y", "<<\n<<a>>",
+    "<<<a>>", "<<a>> >>"], ["", "<<>>", "<< >>", "<<a\n>>", "<a>", ">>a<<",
+    "<<<>>>"]),
+  ("combination:two_responses", {}, ["a******b", "******a******b******",
+    "a\n******\nb"], ["", "a", "a****** a", "a******b******c", "a************b",
+    "a***b"]),
+  ("combination:repeat_prompt", {"prompt_to_repeat": "Say (this)."},
+    ["say (THIS). Done.", "  Say (this)."], ["", "Now: Say (this).",
+    "Say this."]),
+  ("startend:end_checker", {"end_phrase": "Bye."}, ["x bye.", 'He said "BYE."',
+    "Bye.  "], ["", "Bye. x", "Bye", "bye.*"]),
+  ("startend:quotation", {}, ['"a"', ' "a" b" '], ["", '"', '"a', "'a'",
+    "“a”"]),
+  ("change_case:capital_word_frequency", {"capital_frequency": 2,
+    "capital_relation": AT_LEAST}, ["A NASA probe", "WELL-KNOWN FACT", "I AM"],
+    ["", "NASA", "WELL-KNOWN", "Nasa Esa", "1 2"]),
+  ("change_case:english_capital", {}, ["WHAT IS IT?", "A1"], ["", "What", "123",
+    "ПРИВЕТ", "WHAT is"]),
+  ("change_case:english_lowercase", {}, ["what is it?", "a1"], ["", "What",
+    "123", "привет", "WHAT"]),
+  ("punctuation:no_comma", {}, ["", "a; b", "1.000"], [",", "a, b"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, kwargs, good, bad", BY_HAND)
+def test_by_hand(kind, kwargs, good, bad):
+  assert {
+    text: followed(kind, text, **kwargs) for text in good
+  } == dict.fromkeys(good, True)
+  assert {
+    text: followed(kind, text, **kwargs) for text in bad
+  } == dict.fromkeys(bad, False)
+
+
+def test_every_kind_is_tried_by_hand():
+  assert {kind for kind, *_ in BY_HAND} == BUILT_IN.keys()
+  assert len(BUILT_IN) == 24
+
+
+@pytest.mark.parametrize("kind, kwargs, _good, _bad", BY_HAND)
+def test_the_arguments_are_read_as_they_are(kind, kwargs, _good, _bad):
+  readers = BUILT_IN[kind].arguments
+  assert readers.keys() == kwargs.keys()
+  assert {name: read(kwargs[name]) for name, read in readers.items()} == kwargs
+
+
+@pytest.mark.parametrize(
+  "kind, name, values",
+  [
+    ("keywords:existence", "keywords", [[], "ab", None, [""], ["a", 3],
+      {"a": 1}]),
+    ("keywords:frequency", "keyword", ["", "  ", 3, ["a"]]),
+    ("keywords:frequency", "frequency", [-1, 1.5, "3", True, None,
+      float("nan")]),
+    ("keywords:frequency", "relation", ["more than", "At least", "", 3, ["x"]]),
+    ("keywords:letter_frequency", "letter", ["", "ab", " ", 1]),
+    ("keywords:forbidden_words", "forbidden_words", [[],
+      ["a" * (MAX_FORBIDDEN + 1)], "a"]),
+    ("length_constraints:number_paragraphs", "num_paragraphs", [0, -1, "2"]),
+    ("length_constraints:nth_paragraph_first_word", "first_word", ["two words",
+      ""]),
+  ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(kind, name, values):
+  for value in values:
+    with pytest.raises(ValueError, match=r"^(a|one|list)"):
+      BUILT_IN[kind].arguments[name](value)
+
+
+# By construction.
+
+WORDS = st.lists(st.sampled_from("cell wall Atom ION wave".split()), max_size=9)
+
+
+@few
+@given(WORDS, st.integers(0, 12), st.sampled_from([*RELATIONS]))
+def test_words_are_counted(words, bound, relation):
+  text = ", ".join(words)
+  count = len(words)
+  right = {
+    LESS: count < bound,
+    AT_LEAST: count >= bound,
+    AT_MOST: count <= bound,
+  }
+  kind = "length_constraints:number_words"
+  given = {"num_words": bound, "relation": relation}
+  assert followed(kind, text, **given) is right[relation]
+  n = words.count("ION")
+  assert followed(
+    "keywords:frequency", text, keyword="ion", frequency=n, relation=AT_LEAST
+  )
+  assert not followed(
+    "keywords:frequency", text, keyword="ion", frequency=n, relation=LESS
+  )
+
+
+@few
+@given(
+  st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+  ),
+  st.sampled_from(["{}", "```json\n{}\n```", "```{}```", "  {}\n"]),
+)
+def test_json_is_seen(value, fence):
+  text = fence.replace("{}", json.dumps(value))
+  assert followed("detectable_format:json_format", text)
+  assert not followed("detectable_format:json_format", f"{text} and more")
+
+
+@few
+@given(st.text(alphabet="ab, .", max_size=20), WORDS.filter(bool))
+def test_a_forbidden_word_is_found_wherever_it_stands(text, words):
+  kind = "keywords:forbidden_words"
+  assert followed(kind, text, forbidden_words=words)
+  assert not followed(
+    kind, f"{text} {words[-1].upper()}.", forbidden_words=words
+  )
+  assert followed(kind, f"{text}x{words[-1]}x", forbidden_words=words)
+
+
+# A response that is made to be slow.
+
+HOSTILE = [
+  "*", "[", "]", "#", "\n", "<", "<<", ">>", " ", "\t", "a", "a ", "***", "**a",
+  "[a]", "<<a", "p. p.", "p.", "Part.", "Part.1", "{", '["', '{"a":', '"', "\\",
+  "a\n\n", "'", "-\n", "*\n", "* a\n", "0", "9.", "1e", "1e9,", "-", "\r", "é",
+  "\u2028", "My answer is ", "no  wa", "art_", "n.b. (", "```", "\u0130",
+  # Sentences and capitals.
+  ".", ". ", "\t.", "1. ", "\n1. ", "e.g. ", "a.", "A. ", "!)", "….", '."',
+  "! ", "A-", "THE ", "…)", "_", "。",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(60)  # the square of this is hours
+@pytest.mark.parametrize("unit", tiers.some(HOSTILE, 1, 7))
+def test_many_characters_are_read_once(unit):
+  text = unit * (300_000 // len(unit))
+  for kind, kwargs, _, _ in BY_HAND:
+    # Numbers that are not reached, so that nothing ends early.
+    large = {k: 10**7 if isinstance(v, int) else v for k, v in kwargs.items()}
+    assert isinstance(followed(kind, text, **large), bool)
+
+
+# IFEval's own, where it is installed.
+
+# What it downloads a model for, or where the difference is on purpose.
+OWN_RULES = {
+  "length_constraints:number_sentences",
+  "change_case:capital_word_frequency",
+  "change_case:english_capital",
+  "change_case:english_lowercase",
+  "detectable_format:constrained_response",
+}
+PIECES = [
+  *"art Cat E x yes 1 22 Section SECTION Part Then then".split(),
+  *"* ** *** ****** [ ] [] << >> < > { } \" ' , . ! ? - -- ``` ```json".split(),
+  *["\n", "\n", "\n\n", " ", " ", " ", "\t", "P.S.", "P. S.", "P.P.S", "p.s"],
+  *["Section 1", "[a]", "*b*", "**c**", "* d", "- e", "{}", '{"a": 1}'],
+  "Bye.",
+]
+COMPARED = [
+  ("keywords:existence", {"keywords": ["cat", "x"]}),
+  ("keywords:frequency", {"keyword": "x", "frequency": 2, "relation": LESS}),
+  ("keywords:frequency", {"keyword": "a", "frequency": 2,
+    "relation": AT_LEAST}),
+  ("keywords:forbidden_words", {"forbidden_words": ["art", "cat"]}),
+  ("keywords:letter_frequency", {"letter": "E", "let_frequency": 2,
+    "let_relation": LESS}),
+  ("length_constraints:number_words", {"num_words": 5, "relation": AT_LEAST}),
+  ("length_constraints:number_paragraphs", {"num_paragraphs": 1}),
+  ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+  ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2,
+    "nth_paragraph": 2, "first_word": "Then"}),
+  ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+  ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+  ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+  ("detectable_format:number_bullet_lists", {"num_bullets": 1}),
+  ("detectable_format:number_bullet_lists", {"num_bullets": 2}),
+  ("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+  ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
+  ("detectable_format:multiple_sections", {"section_spliter": "Section",
+    "num_sections": 1}),
+  ("detectable_format:json_format", {}),
+  ("detectable_format:title", {}),
+  ("combination:two_responses", {}),
+  ("combination:repeat_prompt", {"prompt_to_repeat": "Cat"}),
+  ("startend:end_checker", {"end_phrase": "Bye."}),
+  ("startend:quotation", {}),
+  ("punctuation:no_comma", {}),
+]  # fmt: skip
+
+
+def lone_asterisk(kind, text):
+  return kind == "detectable_format:number_bullet_lists" and any(
+    line.strip() == "*" for line in text.split("\n")
+  )
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec("if_verifiable") is None,
+  reason="needs if-verifiable",
+)
+@pytest.mark.parametrize("kind, kwargs", COMPARED)
+def test_the_rules_are_ifevals(kind, kwargs):
+  theirs = if_library._checker(kind)
+  theirs.build_description(**kwargs)
+  rng = random.Random(kind)
+  seen = set()
+  for _ in range(1_000):
+    text = "".join(rng.choices(PIECES, k=rng.randint(1, 14)))
+    if rng.random() < 0.1:
+      text = rng.choice(['"{}"', "{}Bye.", "Cat{}"]).replace("{}", text)
+    if lone_asterisk(kind, text):
+      continue
+    ours = followed(kind, text, **kwargs)
+    assert ours == bool(theirs.check_following(text)), (text, ours)
+    seen.add(ours)
+  if kind != "detectable_format:json_format":
+    assert seen == {True, False}
+
+
+def test_all_others_are_compared():
+  assert {kind for kind, _ in COMPARED} | OWN_RULES == BUILT_IN.keys()
+
+
+PLAIN = (
+  "The cell is the smallest unit of life. It was seen first in cork, and what"
+  " was seen were only the walls of dead cells, for they are what is left."
+)
+
+
+@pytest.mark.parametrize(
+  "text, count",
+  [
+    ("", 0), ("One", 1), ("One. Two", 2), ("One! Two? Three.", 3),
+    ("Really?! Yes... No.", 3), ("Wait... what", 1),
+    ("Version 1.2.3 costs 3.50 now. Good.", 2),
+    ("Mr. Smith met Dr. A. B. Jones. They spoke.", 2),
+    ("Use a stop, e.g. this one, or i.e. that. End", 2),
+    ("He lives in the U.S. Now he left", 1),  # initials never end one
+    ("MR. Bean laughed.", 1), ("1. First\n2. Second.\n   3. Third.", 2),
+    ("It happened in 1999. Then it ended.", 2),
+    ("He said \"Stop.\" Then 'Go!' (And left.) So.", 4), ("**Bold.** Next.", 2),
+    ("no space.after a stop", 1), (". . . . . .", 0), ("! ! ! ?", 0),
+    ("- - -\n* * *", 0),
+    ("第一句。第二句！第三", 3),  # noqa: RUF001
+    ("Line one\nline two\n\nline three", 1),
+    ("Is it? yes", 2),
+  ],
+)  # fmt: skip
+def test_sentences_by_hand(text, count):
+  assert count_sentences(text) == count
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("A NASA probe, NOT new", ["A", "NASA", "NOT"]),
+    ("I DON'T", ["I", "DON'T"]),
+    ("WELL-KNOWN AND/OR U.S. R&D", ["WELL-KNOWN", "AND/OR", "U.S", "R&D"]),
+    ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]),
+    ("3D 42 H2O", ["3D", "H2O"]),
+    ("McDonald Well-KNOWN iPHONE", []),
+  ],
+)
+def test_capital_words_by_hand(text, words):
+  assert capital_words(text) == words
+
+
+@pytest.mark.parametrize(
+  "text, english",
+  [
+    (PLAIN, True),
+    (PLAIN.upper(), True),
+    ("Yes", True),
+    ("", False),
+    ("42 + 3!", False),
+    ("это не по-английски", False),
+    ("これは英語ではありません", False),
+    ("lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod "
+     "tempor incididunt ut labore et dolore magna aliqua enim minim", False),
+    ("der Hund schläft, während die Katze auf dem Dach sitzt und wartet, bis "
+     "sie endlich wieder von uns gefüttert werden kann oder springt", False),
+    ("zzz " * 19, True),  # too short to tell
+    ("zzz " * 20, False),
+    ("zzz " * 19 + "the", True),
+    ("a" * 9 + "é", True),
+    ("a" * 8 + "é", False),
+  ],
+)  # fmt: skip
+def test_english_by_hand(text, english):
+  assert is_english(text) is english
+
+
+@settings(max_examples=100)
+@given(st.text(alphabet=".!?…。 \n\"')*ab1M-", max_size=60))
+def test_no_text_has_more_sentences_than_stops_allow(text):
+  stops = sum(text.count(stop) for stop in ".!?…。")
+  count = count_sentences(text)
+  assert 0 <= count <= stops + 1
+  assert count == 0 or any(map(str.isalnum, text))
+  # The number of a list's line is none.
+  assert count > 0 or not any(map(str.isalpha, text))
+
+
+# Verdicts on several instructions.
 
 NO_COMMA = {"id": "punctuation:no_comma"}
 TITLE = {"id": "detectable_format:title", "kwargs": {}}
 TWO_WORDS = {
   "id": "length_constraints:number_words",
   "kwargs": {"num_words": 2, "relation": "at least", "keywords": None},
+}
+FIRST = {
+  "id": "length_constraints:nth_paragraph_first_word",
+  "kwargs": {"num_paragraphs": 1, "nth_paragraph": 1, "first_word": "So"},
 }
 FRENCH = {"id": "language:response_language", "kwargs": {"language": "fr"}}
 
@@ -51,26 +468,29 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
 
 
 @pytest.mark.parametrize(
-  "response", ["", "  \n", "a, b</think>", "</think>\n "]
-)
-def test_nothing_follows_no_instruction(response):
-  verdict = verify(response, [NO_COMMA])
-  assert (verdict.status, verdict.score) == ("fail", 0.0)
-  assert verdict.reason == "empty response"
-
-
-def test_only_what_follows_the_thinking_counts():
-  assert verify("<think>a, b</think>\n\nNo more", [NO_COMMA]).status == "pass"
-  assert verify("x</think>y</think>a, b", [NO_COMMA]).status == "fail"
-  assert verify("<<a>></think>b", [TITLE]).status == "fail"
-  assert verify("<think> <<a>>", [TITLE]).reason == "unfinished thinking"
-  assert verify("a</think><think>b", [NO_COMMA]).score == 0.0
-  # White space around the answer is no paragraph.
-  first = {
-    "id": "length_constraints:nth_paragraph_first_word",
-    "kwargs": {"num_paragraphs": 1, "nth_paragraph": 1, "first_word": "So"},
-  }
-  assert verify("...</think>\n\nSo it is.", [first]).status == "pass"
+  "response, instruction, reason",
+  [
+    ("", NO_COMMA, "empty response"), ("  \n", NO_COMMA, "empty response"),
+    ("a, b</think>", NO_COMMA, "empty response"),
+    ("<think>a, b</think>\n\nNo more", NO_COMMA, ""),
+    ("x</think>y</think>a, b", NO_COMMA, "not followed: punctuation:no_comma"),
+    ("<<a>></think>b", TITLE, "not followed: detectable_format:title"),
+    ("<think> <<a>>", TITLE, "unfinished thinking"),
+    ("a</think><think>b", NO_COMMA, "unfinished thinking"),
+    # White space around the answer is no paragraph.
+    ("...</think>\n\nSo it is.", FIRST, ""),
+  ],
+)  # fmt: skip
+def test_only_what_follows_the_thinking_counts(response, instruction, reason):
+  jail = Jail(AssertionError("asked"))
+  verdict = verify(response, [instruction], jail=jail)
+  assert (verdict.status, verdict.reason) == (
+    "fail" if reason else "pass",
+    reason,
+  )
+  assert verdict.score == (not reason)
+  if response == "":
+    assert verify(response, [FRENCH], jail=jail).reason == reason
 
 
 def test_the_library_is_asked_in_the_jail():
@@ -97,12 +517,6 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
     verify("Oui", [FRENCH], jail=Jail(KeyError("x")))
 
 
-def test_nothing_is_asked_for_an_empty_response_or_a_built_in_kind():
-  jail = Jail(AssertionError("asked"))
-  assert verify("", [FRENCH], jail=jail).status == "fail"
-  assert verify("a", [NO_COMMA], jail=jail).status == "pass"
-
-
 @pytest.mark.parametrize(
   "instructions, message",
   [
@@ -117,7 +531,7 @@ def test_nothing_is_asked_for_an_empty_response_or_a_built_in_kind():
     ([{"id": "count:nubmers"}],
       "'count:nubmers' ... unknown ... 'count:numbers'"),
     ([{"id": "zzz"}],
-      "'zzz' ... unknown ... constraints.BUILT_IN ... if_library.KINDS"),
+      "'zzz' ... unknown ... instructions.BUILT_IN ... if_library.KINDS"),
     ([{"id": "punctuation:no_comma", "kwarg": {}}],
       "'punctuation:no_comma' ... 'kwarg' ... unknown"),
     ([{"id": "punctuation:no_comma", "kwargs": [1]}],
@@ -147,12 +561,10 @@ def test_wrong_instructions_are_refused_in_one_line(instructions, message):
 
 
 def test_what_is_right_is_accepted():
-  assert check([NO_COMMA, TITLE, TWO_WORDS]) is None
-  assert check([{"id": "punctuation:no_comma", "kwargs": None}]) is None
-  none = "detectable_format:number_bullet_lists"
-  assert check([{"id": none, "kwargs": {"num_bullets": 0}}]) is None
-
-
-def test_a_response_must_be_text():
+  none = {"id": "detectable_format:number_bullet_lists"}
+  none["kwargs"] = {"num_bullets": 0.0}  # of a nullable column
+  without = {"id": "punctuation:no_comma", "kwargs": None}
+  assert check([NO_COMMA, TITLE, TWO_WORDS, without, none]) is None
+  assert verify("No bullet", [none]).status == "pass"
   with refuses(ValueError, "response ... NoneType"):
     verify(None, [NO_COMMA])  # pyright: ignore

@@ -60,8 +60,8 @@ def test_foreign_digits_dashes_and_spaces_become_ascii():
 
 
 @hypothesis.given(
-  strategies.text(max_size=450)
-  | strategies.text(r"\{}[]()^_!|&,.$'19e+-*/ abxfrcsqt", max_size=450)
+  strategies.text(max_size=60)
+  | strategies.text(r"\{}[]()^_!|&,.$'19e+-*/ abxfrcsqt", max_size=60)
 )
 @hypothesis.settings(max_examples=100)
 def test_any_text_has_a_verdict_that_repeats(text):

@@ -11,7 +11,6 @@ from hypothesis import strategies
 
 from brorl_jax.verdicts import math
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.math import answers
 from brorl_jax.verdicts.math.symbolic import symbolic
 
 CORPUS = pathlib.Path(__file__).parents[2] / "hostile" / "math.jsonl"
@@ -25,7 +24,7 @@ class Near:
     self.asked = []
 
   def ask(self, judge, *args, timeout):
-    assert (judge, timeout) == ("symbolic", answers.DEADLINE)
+    assert (judge, timeout) == ("symbolic", math.DEADLINE)
     self.asked.append(args)
     return symbolic(*args)
 
@@ -96,7 +95,7 @@ def test_noise_changes_nothing(n, form):
 
 @pytest.fixture
 def forget():
-  answers._known.clear()
+  math._known.clear()
 
 
 def verify(answer, gold, jail=None):
@@ -144,11 +143,11 @@ def test_a_failed_jail_is_invalid_and_not_remembered(forget):
 
 
 def test_what_is_remembered_is_bounded(monkeypatch, forget):
-  monkeypatch.setattr(answers, "_KNOWN_PAIRS", 3)
+  monkeypatch.setattr(math, "_KNOWN_PAIRS", 3)
   jail = Near()
   for n in range(2, 9):
     verify(rf"\sqrt{{{n}}}+\pi", r"\pi", jail)
-  assert len(answers._known) == 3
+  assert len(math._known) == 3
 
 
 def test_a_number_with_commas_is_also_a_list():

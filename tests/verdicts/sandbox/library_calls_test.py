@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from brorl_jax.verdicts.gym import puzzles as judge
+from brorl_jax.verdicts import gym as judge
 from brorl_jax.verdicts.sandbox import library_calls
 from brorl_jax.verdicts.sandbox.library_calls import LibraryWorker
 from brorl_jax.verdicts.sandbox.process import Failed
