@@ -33,7 +33,8 @@ from small_decoders import (
 from small_decoders import spec as spec_of
 
 from brorl_jax.model import sharding
-from brorl_jax.rollout import sampler, slots
+from brorl_jax.rollout import sampler
+from brorl_jax.rollout import slots as states
 from brorl_jax.rollout.slots import DecodeProgress
 
 INVARIANT = {
@@ -60,7 +61,7 @@ def base():
 def test_a_rollout_does_not_depend_on(change, monkeypatch):
   settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
   if columns := settings.pop("columns", None):
-    for where in (sampler, slots):
+    for where in (sampler, states):
       monkeypatch.setattr(where, "page_columns", lambda T: columns)
   if "mesh" in change:
     settings["mesh"] = devices(change["mesh"])
@@ -242,7 +243,7 @@ def simple(name):
 def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch
 ):
-  for where in (sampler, slots):
+  for where in (sampler, states):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run_policy(
     n=24,
