@@ -152,12 +152,10 @@ def train(
   line of a step also has a checkpoint, unless somebody removed it.
 
   Args:
-    state: Initial state. If `store` holds a checkpoint, only the structure of
-      `state` is used.
+    state: If `store` holds a checkpoint, only its structure is used.
     make_stages: From the number of a step to its stages.
     save_every: Steps between checkpoints. The last step is always saved.
-    eval_every: Steps between evaluations. The policy is also evaluated before
-      the first step and after the last.
+    eval_every: Steps between evaluations, beside the first and the last.
     pipeline: Sample the next step before this step's update, with the old
       parameters; the update then runs while the devices would wait for the
       verifiers. A step that is saved updates first, so that a run can resume

@@ -248,53 +248,53 @@ def test_two_processes_go_back_together(site):
   assert (again / "checkpoints" / "2").is_dir()
 
 
-def refused(site, name: str, line: str, **last) -> None:
-  """Both processes end with this line, before anything is written."""
-  workdir = site / name
-  with Many(site, workdir, 2, **last) as many:
-    assert many.ended(within_s=120) == [2, 2]
-    said = [many.said(i).splitlines()[-1] for i in (0, 1)]
-  assert "first step compiles" not in many.said(0)
-  for text in said:
-    assert messages.mentions(text, line), text
-  assert not workdir.exists()
+def other_config(site, folder):
+  return None, None, ("--config.loss.clip_low=0.1",)
 
 
-@pytest.mark.slow
-def test_a_process_with_another_config_is_refused(site):
-  line = "config.loss.clip_low = 0.1, but process 0 has 0.2; start all with"
-  flags = ("--config.loss.clip_low=0.1",)
-  refused(site, "config", line, last=(None, None, flags))
-
-
-@pytest.mark.slow
-def test_a_process_with_another_data_file_is_refused(site, tmp_path):
-  """Of the same name, as on the disk of another host."""
-  shutil.copy(site / "reward.py", tmp_path)
+def other_data(site, folder):
+  """In a file of the same name, as on the disk of another host."""
+  shutil.copy(site / "reward.py", folder)
   text = (site / "train.jsonl").read_text()
-  (tmp_path / "train.jsonl").write_text(text.replace("9 + 4", "9 + 3 + 1"))
-  line = "process 1 has data ... = ... but process 0 has ... start all with"
-  refused(site, "data", line, last=(tmp_path, None, ()))
+  (folder / "train.jsonl").write_text(text.replace("9 + 4", "9 + 3 + 1"))
+  return folder, None, ()
 
 
-@pytest.mark.slow
-def test_a_process_with_another_version_is_refused(site, tmp_path):
-  about = tmp_path / "optax-9.9.dist-info"
+def other_version(site, folder):
+  about = folder / "optax-9.9.dist-info"
   about.mkdir()
   (about / "METADATA").write_text("Name: optax\nVersion: 9.9\n")
-  line = "process 1 has optax = '9.9', but process 0 has '0."
-  refused(site, "version", line, last=(None, tmp_path, ()))
+  return None, folder, ()
 
 
-@pytest.mark.slow
-def test_a_process_with_other_code_is_refused(site, tmp_path):
+def other_code(site, folder):
   ignore = shutil.ignore_patterns("__pycache__")
-  package = tmp_path / "brorl_jax"
+  package = folder / "brorl_jax"
   shutil.copytree(ROOT / "brorl_jax", package, ignore=ignore)
   with (package / "types.py").open("a") as file:
     file.write("# changed\n")
-  line = "process 1 has the code of brorl_jax (a hash) = ... but process 0 has"
-  refused(site, "code", line, last=(None, tmp_path, ()))
+  return None, folder, ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "other, line",
+  [
+    (other_config, "config.loss.clip_low = 0.1, but process 0 has 0.2"),
+    (other_data, "process 1 has data ... = ... but process 0 has"),
+    (other_version, "process 1 has optax = '9.9', but process 0 has '0."),
+    (other_code, "process 1 has the code of brorl_jax (a hash) = ... but"),
+  ],
+)
+def test_a_process_with_something_else_is_refused(site, tmp_path, other, line):
+  """Both end with this line, before anything is written."""
+  workdir = site / other.__name__
+  with Many(site, workdir, 2, last=other(site, tmp_path)) as many:
+    assert many.ended(within_s=120) == [2, 2]
+    said = [many.said(i).splitlines()[-1] for i in (0, 1)]
+  assert "first step compiles" not in many.said(0)
+  assert all(messages.mentions(text, line) for text in said), said
+  assert not workdir.exists()
 
 
 BROKEN = """

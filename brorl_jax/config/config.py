@@ -57,9 +57,7 @@ class Config:
   def phases(self) -> list[PhaseConfig]:
     """The phases of a run; the first begins with step 1.
 
-    Raises:
-      Wrong: A phase is not a mapping of fields that may change, or out of
-        order.
+    Raises Wrong for one that is out of order, or changes what may not change.
     """
     out = [PhaseConfig(1, self, None)]
     for number, given in enumerate(self.run.phases):
@@ -81,15 +79,9 @@ Made = typing.TypeVar("Made")
 
 
 def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
-  """The config of nested dicts.
+  """The config of nested dicts: section -> field -> value.
 
-  Args:
-    values: Section -> field -> value, for exactly the fields of the sections.
-    kind: The class of the config: that of a run or of another mode.
-
-  Raises:
-    Wrong: A value cannot work.
-    KeyError: A section or field is missing.
+  Raises Wrong if a value cannot work, KeyError if one is missing.
   """
   made = {}
   for field in dataclasses.fields(kind):  # pyright: ignore

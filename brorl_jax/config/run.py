@@ -162,10 +162,7 @@ class Meshed(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Devices(Meshed):
-  """The mesh and its memory.
-
-  A row of it is mesh_tensor x mesh_expert devices and computes its own prompts.
-  """
+  """The mesh and its memory."""
 
   memory_bytes: int = setting(
     0,

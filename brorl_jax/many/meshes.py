@@ -118,9 +118,8 @@ def make_mesh(
 ) -> Mesh:
   """A mesh over all devices; `fsdp` = -1 takes what is left.
 
-  Raises:
-    ValueError: The devices do not fill the mesh, a process has no whole rows,
-      or axis `data` does not go over the slices.
+  Raises ValueError if the devices do not fill the mesh, a process has no whole
+  rows, or axis `data` does not go over the slices.
   """
   owner = lambda d: (_slice(d), d.process_index)
   devices = sorted(jax.devices(), key=owner)

@@ -54,14 +54,9 @@ def start(
 ) -> None:
   """Connects this process with the others of its run, before any use of jax.
 
-  Args:
-    coordinator: HOST:PORT of process 0, which need not listen yet.
-    count: Processes of the run.
-    index: Number of this one. All three are None where the cluster knows them:
-      Slurm, JobSet, the hosts of a TPU.
-
-  Raises:
-    UserError: The others cannot be reached.
+  `coordinator` is HOST:PORT of process 0, which need not listen yet. All three
+  are None where the cluster knows them: Slurm, JobSet, the hosts of a TPU.
+  Raises UserError if the others cannot be reached.
   """
   host, _, port = (coordinator or "HOST:1").rpartition(":")
   if not host or not port.isdecimal() or not 0 < int(port) < 2**16:

@@ -9,12 +9,7 @@ import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 from jaxtyping import PyTree
 
-from brorl_jax.model import (
-  architectures,
-  huggingface,
-  sharding,
-  tokenizer,
-)
+from brorl_jax.model import architectures, huggingface, sharding, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import checkpoints
 from brorl_jax.verdicts.base import MADE
@@ -189,13 +184,9 @@ def load(
 ) -> tuple[Policy, PyTree, int | None]:
   """Loads a policy: its description, its parameters, and the step of the run.
 
-  Args:
-    mesh: Devices of the parameters; the first device if None.
-    dtype: Of activations and caches.
-    param_dtype: Of the parameters. Those of a run are read in float32 first.
-
-  Raises:
-    ValueError: They cannot be read, or are damaged.
+  They lie on the devices of `mesh`, or on the first device if it is None. Those
+  of a run are read in float32 first. Raises ValueError if they cannot be read,
+  or are damaged.
   """
   if which.run is None:
     loaded = huggingface.load(

@@ -374,15 +374,8 @@ def rollouts(
 ) -> RolloutPlan:
   """As many slots in all lanes as fit; of about as many the fewest lanes.
 
-  Args:
-    load: The rollouts, and what is on a device anyway.
-    memory_bytes: Of a device.
-    slots: Rollouts of a prompt that decode together; as many as fit if None.
-    lanes: Prompts that are decoded together; as many as fit if None.
-
-  Raises:
-    TooLarge: They do not fit; with the nearest that do.
-    ValueError: The policy cannot be spread like this.
+  `slots` and `lanes` are what the config gives. Raises TooLarge, with the
+  nearest that fit, or ValueError if the policy cannot be spread like this.
   """
   limit = limit_of(memory_bytes)
   slots = slots and min(slots, load.n)

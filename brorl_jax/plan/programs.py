@@ -399,10 +399,8 @@ class Needs(NamedTuple):
 def compile_all(job: CompileJob, where: Topology) -> list[tuple[Program, Any]]:
   """Compiles every program, two at a time.
 
-  With `job.fast` two programs have the name of each decode loop, of FEW layers.
-
-  Raises:
-    ValueError: `job.fast`, and the policy has layers of two kinds or too few.
+  With `job.fast` two programs have the name of each decode loop, of FEW layers;
+  raises ValueError if the policy has layers of two kinds or too few.
   """
   policy = job.policy
   if job.fast and (policy.layers <= FEW[1] or policy.sliding):
@@ -447,11 +445,7 @@ def of_all_layers(job: CompileJob, two: int, three: int) -> int:
 
 
 def show(job: CompileJob, where: Topology) -> None:
-  """Prints the memory of a run's programs on a topology.
-
-  Raises:
-    TooLarge: A program does not fit into the pool.
-  """
+  """Prints the memory of a run's programs; raises TooLarge if one has none."""
   found = needs(job, compile_all(job, where))
   print(title(job, where), *table(found, where), sep="\n")
   # Of the training state, over all devices.
@@ -479,8 +473,7 @@ def title(job: CompileJob, where: Topology) -> str:
 
 
 def table(found: list[Needs], where: Topology) -> Iterator[str]:
-  """A line for every program: what is held, what it needs itself, and what the
-  sum is of the memory that XLA may use."""
+  """A line for every program, with its share of what XLA may use."""
   limit = where.target.memory_bytes
   yield f"  {'per device':22} {'held':>11} {'itself':>11} {'peak':>11}  of pool"
   for m in found:

@@ -24,16 +24,10 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import (
-  architectures,
-  huggingface,
-  sharding,
-  spec,
-  tokenizer,
-)
+from brorl_jax.model import architectures, huggingface, sharding, spec
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
-from brorl_jax.model.tokenizer import Tokenizer
+from brorl_jax.model.tokenizer import Tokenizer, read_template
 from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
@@ -158,15 +152,11 @@ def resolve(
 ) -> Run:
   """The training run of a config on a machine, this one or a topology.
 
-  Args:
-    c: The config, whose sections were checked together (`settings.training`).
-    workdir: Folder of the run if it may resume there: in the dtype it began
-      with.
-    locate: From `policy.checkpoint` to a Hugging Face directory.
+  `workdir` is its folder if it may resume there: in the dtype it began with;
+  `locate` leads from `policy.checkpoint` to a Hugging Face directory.
 
-  Raises:
-    UserError: Parts do not fit together, or something not into the memory of a
-      device; in one line that names fields and what would do.
+  Raises UserError if parts do not fit together, or something not into the
+  memory of a device, in one line that names fields and what would do.
   """
   try:
     given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
@@ -186,13 +176,9 @@ def evaluation(
 ) -> Evaluation:
   """The evaluation of a policy; only its parameters are on the devices.
 
-  Args:
-    c: The config; `policy.checkpoint` may be a run, or one of its checkpoints.
-    workdir: Folder of the evaluation, which may resume there: with the step
-      that it began with.
-
-  Raises:
-    UserError: As `resolve`.
+  `policy.checkpoint` may be a run, or one of its checkpoints. In `workdir` an
+  evaluation may resume with the step that it began with. Raises UserError as
+  `resolve`.
   """
   try:
     began = _dtype_of(c, workdir)
@@ -234,10 +220,9 @@ def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
 
 
 def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
-  """The config with a dtype in place of "auto".
+  """With a dtype in place of "auto": that with which the run `began`.
 
-  That of the run which is resumed or evaluated, `began`; of a new one float32
-  on a CPU and bfloat16 elsewhere.
+  A new run has float32 on a CPU and bfloat16 elsewhere.
   """
   if c.policy.dtype != "auto":
     return c
@@ -269,7 +254,7 @@ def _with_policy(
     text = checkpoint_source.read_tokenizer(source, c.policy.chat_template)
     checkpoint_source.check_vocabulary(source.source, text, policy)
   elif c.policy.chat_template:
-    tokenizer.read_template(c.policy.chat_template)
+    read_template(c.policy.chat_template)
   return WithPolicy(c, machine._replace(target=at), source, policy, text)
 
 
@@ -399,6 +384,7 @@ def _phase(
     policy, remat=c.devices.remat, mesh=machine.mesh
   )
   lean = dataclasses.replace(trainer, remat="layer")  # a probe is small
+  o, longest = c.optim, c.sampling.max_new_tokens
   return Phase(
     given.since,
     given.changed,
@@ -409,13 +395,7 @@ def _phase(
     jax.jit(chosen.keep),
     tx,
     lr,
-    Layout(
-      c.optim.rows,
-      c.optim.blocks,
-      c.sampling.max_new_tokens,
-      c.data.prompt_tokens,
-      machine.axes.rows,
-    ),
+    Layout(o.rows, o.blocks, longest, c.data.prompt_tokens, machine.axes.rows),
     theory.Mass(lean.response_logp, c.sampling.temperature),
     plans,
   )
@@ -445,12 +425,8 @@ def sized(
     optim.blocks        one for each row of devices
     optim.rows          8, or as few as fit into memory
 
-  Args:
-    keep_reference: Whether any phase of the run has a reference policy.
-
-  Raises:
-    TooLarge: Something does not fit.
-    ValueError: Work or policy cannot be divided over these devices.
+  `keep_reference` says whether any phase of the run has a reference policy.
+  Raises TooLarge, or ValueError if the devices cannot share work or policy.
   """
   axes, memory_bytes = machine.axes, policy.target.memory_bytes
   c = with_in_flight(c, axes)
@@ -544,9 +520,7 @@ def _heldout_plan(
 ) -> RolloutPlan:
   """Held-out prompts at one time: as in training, halved until they fit.
 
-  Args:
-    axes: Of one process, which samples its share of the prompts.
-    held: Bytes of what is on a device anyway.
+  `axes` are those of one process, `held` bytes are on a device anyway.
   """
   # The tasks of files are unknown before they are read: assume one per file.
   files = c.data.heldout_files or c.data.files
@@ -578,10 +552,7 @@ def _state_bytes(
   *,
   applying: bool,
 ) -> int:
-  """Bytes per device of the training state while it samples or updates.
-
-  Raises ValueError if the policy cannot be split over these devices.
-  """
+  """Bytes per device of the training state while it samples or updates."""
   # A CPU's memory is the host's.
   away = "nothing" if policy.target.on_cpu else c.devices.offload
   if applying and away == "moments":

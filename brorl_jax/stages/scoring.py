@@ -33,9 +33,7 @@ class Scorer:
   def __init__(self, c: Reward, examples: Examples):
     """Starts the worker processes, and imports own functions.
 
-    Raises:
-      ValueError: This machine cannot run untrusted programs safely, or a
-        function cannot be imported.
+    Raises ValueError if this machine cannot run untrusted programs safely.
     """
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)

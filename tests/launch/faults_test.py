@@ -8,7 +8,8 @@ import types
 import launchers
 import pytest
 
-from launch.faults import damage, runs, stages, zygote
+from launch.faults import __main__ as command
+from launch.faults import damage, runs, stages
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", bytes(range(200))])
@@ -95,11 +96,10 @@ def test_the_script_wants_a_folder(tmp_path):
   assert not (tmp_path / "venv").exists()
 
 
-def test_a_folder_that_is_in_use_is_refused(tmp_path):
+def test_a_folder_that_is_in_use_is_refused(tmp_path, monkeypatch, capsys):
   (tmp_path / "thesis.tex").write_text("precious")
-  command = [sys.executable, "-m", "launch.faults", f"--workdir={tmp_path}"]
-  done = subprocess.run(
-    command, cwd=zygote.ROOT, capture_output=True, text=True, timeout=60
-  )
-  assert done.returncode == 2 and "is not empty" in done.stderr
+  monkeypatch.setattr(sys, "argv", ["faults", f"--workdir={tmp_path}"])
+  with pytest.raises(SystemExit, match="2"):
+    command.main()
+  assert "is not empty" in capsys.readouterr().err
   assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]

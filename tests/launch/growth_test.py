@@ -67,15 +67,12 @@ def test_time_is_that_of_attention_and_of_others():
   assert found["attention_s"] == 0 and found["largest_error"] > 0.2
 
 
-def measured(*flags) -> subprocess.CompletedProcess:
-  command = [sys.executable, "-m", "launch.bench.growth", *flags, *TINY]
-  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["rollout", "update"])
 def test_two_points(part):
-  done = measured(f"--part={part}", "--axis=n", "--sizes=4,64")
+  flags = f"--part={part}", "--axis=n", "--sizes=4,64"
+  command = [sys.executable, "-m", "launch.bench.growth", *flags, *TINY]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   *points, last = map(json.loads, done.stdout.splitlines())
   assert [p["n"] for p in points] == [p["size"] for p in points] == [4, 64]
@@ -101,6 +98,8 @@ def test_two_points(part):
     (["--axis=n", "--sizes=4,2"], "'4,2' is not two or more, ascending"),
   ],
 )
-def test_refuses(flags, message):
-  done = measured(*flags)
-  assert done.returncode == 2 and message in done.stderr
+def test_refuses(flags, message, monkeypatch, capsys):
+  monkeypatch.setattr(sys, "argv", ["growth", *flags, *TINY])
+  with pytest.raises(SystemExit, match="2"):
+    growth.main()
+  assert message in capsys.readouterr().err

@@ -132,12 +132,10 @@ def test_few_layers_decode_with_the_weights_of_few(found):
   _, every = found
   deep = made.run(changed(layers=5), fast=True)
   every_one = programs.sampling(deep, lambda lowered: lowered.compile())
-  two, three = [
-    shapes(p.lowered.in_avals) for p in every_one if p.name == "decode"
-  ]
-  assert two == shapes(every["decode"].lowered.in_avals) and len(three) > len(
-    two
-  )
+  decode = [p.lowered.in_avals for p in every_one if p.name == "decode"]
+  two, three = map(shapes, decode)
+  assert two == shapes(every["decode"].lowered.in_avals)
+  assert len(three) > len(two)
 
 
 @pytest.mark.slow
