@@ -12,7 +12,7 @@ from messages import mentions
 from brorl_jax.errors import UserError
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 from brorl_jax.plan import topology
 from brorl_jax.plan.topology import CHIPS, Name
 
