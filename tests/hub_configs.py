@@ -1,8 +1,11 @@
 """Configs as the hub has them, and the policies that they describe."""
 
+import copy
 import dataclasses
 import json
 import math
+
+from transformers import CONFIG_MAPPING
 
 from brorl_jax.model import architectures
 from brorl_jax.model.policy import Policy
@@ -203,18 +206,9 @@ def old(config):
 
 
 def new(config):
-  """Without the fields that transformers 5 took away."""
-  config = dict(config)
-  scaling = config.pop("rope_scaling", None) or {}
-  kind = scaling.get("rope_type", scaling.get("type", "default"))
-  rope = {k: v for k, v in scaling.items() if k != "type"}
-  rope |= {"rope_type": kind, "rope_theta": config.pop("rope_theta")}
-  if "rope_local_base_freq" in config:
-    theta = config.pop("rope_local_base_freq")
-    local = {"rope_type": "default", "rope_theta": theta}
-    rope = {"full_attention": rope, "sliding_attention": local}
-  dtype = config.pop("torch_dtype")
-  return config | {"rope_parameters": rope, "dtype": dtype}
+  """As transformers 5 writes it."""
+  kind = CONFIG_MAPPING[config["model_type"]]
+  return json.loads(kind.from_dict(copy.deepcopy(config)).to_json_string())
 
 
 # Sizes that are all different.

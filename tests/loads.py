@@ -5,8 +5,7 @@ import dataclasses
 from brorl_jax.config import Config
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Rope, Target
 from brorl_jax.plan import memory, resolve
 from brorl_jax.plan.resolve import Machine, Plans
 

@@ -7,7 +7,7 @@ import scored
 
 from brorl_jax.config import Config
 from brorl_jax.many import meshes
-from brorl_jax.model import target
+from brorl_jax.model.spec import here
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Machine, Run
 from brorl_jax.types import Groups, Prompts, Rollouts
@@ -23,7 +23,7 @@ def machine(count: int = 1) -> Machine:
   """The first devices."""
   axes = meshes.Axes(fsdp=count)
   mesh = meshes.over([jax.devices()[:count]], axes)
-  return Machine(axes, target.here(), 1, mesh)
+  return Machine(axes, here(), 1, mesh)
 
 
 def resolved(c: Config | None = None, **changes) -> Run:

@@ -12,7 +12,7 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 from brorl_jax.plan import resolve
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Load, RolloutPlan

@@ -19,7 +19,7 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import RolloutSpec
+from brorl_jax.rollout.slots import RolloutSpec
 from brorl_jax.types import Prompts
 
 V, STOP = 6, 0

@@ -13,10 +13,10 @@ from jaxtyping import Array, Bool, Float, PyTree
 from brorl_jax.rl import corrections, losses
 from brorl_jax.rl.arrays import Mean
 from brorl_jax.rl.losses import PolicyLoss, log_ratio, per_token, policy_loss
-from brorl_jax.types import Batch, Trees
+from brorl_jax.types import Batch
 
-# (params, prompt [P,S], its mask, response [P,M,T], temperature, and trees if
-# the batch has them) -> log-probabilities and entropies [P,M,T]
+# (params, prompt [P,S], its mask, response [P,M,T], temperature, trees or None)
+# -> log-probabilities and entropies [P,M,T]
 ResponseLogp = Callable[..., tuple[Array, Array]]
 
 
@@ -138,7 +138,7 @@ def loss_and_stats(
       micro.prompt_mask,
       micro.response,
       objective.temperature,
-      *trees_of(micro),
+      micro.trees,
     ),
   )
   logp_old = _old_logp(micro, logp, sampled, objective)
@@ -157,11 +157,7 @@ def loss_and_stats(
   total, kl_ref = loss.total, Mean(jnp.zeros(()), jnp.zeros(()))
   if micro.logp_ref is not None:
     kl_ref = losses.kl_k2(
-      logp,
-      flat(micro.logp_ref),
-      mask,
-      clamp=objective.kl_clamp,
-      weight=weight,
+      logp, flat(micro.logp_ref), mask, clamp=objective.kl_clamp, weight=weight
     )
     total += objective.kl_weight * kl_ref.total
 
@@ -184,11 +180,6 @@ def loss_and_stats(
     logp_gap_max=jnp.max(gap),
   )
   return total, jax.lax.stop_gradient(stats)
-
-
-def trees_of(micro: Batch) -> tuple[Trees, ...]:
-  """The last argument of `ResponseLogp`, if there is one."""
-  return () if micro.trees is None else (micro.trees,)
 
 
 def _old_logp(micro: Batch, logp, sampled, objective: Objective) -> Array:

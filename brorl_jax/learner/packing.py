@@ -116,23 +116,18 @@ class Source:
     return out
 
   def put(
-    self,
-    out: dict[str, np.ndarray],
-    row: int,
-    start: int,
-    prompt: int,
-    rollout: np.ndarray,
-    count: np.ndarray,
+    self, out: dict[str, np.ndarray], row: int, start: int, part: "Block | Tree"
   ) -> None:
-    """Writes rollouts of a prompt into a row, from place `start` on."""
-    to, length = (row, slice(start, start + len(rollout))), out["mask"].shape[2]
-    out["response"][to] = self.rollouts.tokens[prompt, rollout, :length]
-    out["mask"][to] = self.rollouts.mask[prompt, rollout, :length]
-    out["logp_sampled"][to] = self.rollouts.logp[prompt, rollout, :length]
-    out["advantage"][to] = self.advantage[prompt, rollout]
-    out["weight"][to] = count
+    """Writes the rollouts of a part into a row, from place `start` on."""
+    p, n, length = part.prompt, part.rollout, out["mask"].shape[2]
+    to = row, slice(start, start + len(n))
+    out["response"][to] = self.rollouts.tokens[p, n, :length]
+    out["mask"][to] = self.rollouts.mask[p, n, :length]
+    out["logp_sampled"][to] = self.rollouts.logp[p, n, :length]
+    out["advantage"][to] = self.advantage[p, n]
+    out["weight"][to] = part.count
     if self.scale is not None:
-      out["scale"][to] = self.scale[prompt, rollout]
+      out["scale"][to] = self.scale[p, n]
 
 
 def _folded(out: dict[str, Any], rows: int, used: int) -> Batch:
@@ -234,7 +229,7 @@ def _block_batch(
   for i, block in enumerate(blocks):
     out["prompt"][i] = source.prompts.tokens[block.prompt]
     out["prompt_mask"][i] = source.prompts.mask[block.prompt]
-    source.put(out, i, 0, block.prompt, block.rollout, block.count)
+    source.put(out, i, 0, block)
   return _folded(out, each, len(blocks))
 
 
@@ -439,7 +434,7 @@ def _tree_batch(
       packed.parent[i, e : e + E] = arrays["parent"] + q
       packed.target[i, e : e + E] = arrays["target"]
       packed.at[i, m : m + M] = arrays["at"] + e
-      source.put(out, i, m, tree.prompt, tree.rollout, tree.count)
+      source.put(out, i, m, tree)
       q, e, m = q + Q, e + E, m + M
   empty = np.zeros((count, 0), np.int32)
   return _folded(

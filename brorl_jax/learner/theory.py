@@ -171,9 +171,7 @@ def unmeasured() -> dict[str, None]:
 
 
 def measure(
-  probed: Probe,
-  after: Float[np.ndarray, " P"],
-  first_order: float,
+  probed: Probe, after: Float[np.ndarray, " P"], first_order: float
 ) -> dict[str, float] | dict[str, None]:
   """Metrics of a step: what the theorem is about, before and after the update.
 

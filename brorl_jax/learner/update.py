@@ -22,7 +22,6 @@ from brorl_jax.learner.objective import (
   ResponseLogp,
   Stats,
   loss_and_stats,
-  trees_of,
 )
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
@@ -51,9 +50,7 @@ def add_gradient(
   """
   differentiate = jax.value_and_grad(
     functools.partial(
-      loss_and_stats,
-      response_logp=response_logp,
-      objective=objective,
+      loss_and_stats, response_logp=response_logp, objective=objective
     ),
     has_aux=True,
   )
@@ -123,7 +120,7 @@ def logp_of(
       micro.prompt_mask,
       micro.response,
       temperature,
-      *trees_of(micro),
+      micro.trees,
     )
     return out.at[i].set(logp)
 
@@ -306,29 +303,16 @@ def apply(
   state: State,
   parts: Minibatches,
   mesh: Mesh,
-  *,
-  tx: optax.GradientTransformation,
-  response_logp: ResponseLogp,
-  objective: Objective,
-  watch: Callable[[PyTree], jax.Array] | None,
-  most_norm: float = math.inf,
+  step: Callable[[State, Iterable[Batch]], tuple[State, Stats]],
 ) -> tuple[State, list[Stats]]:
-  """One optimizer update per minibatch; see `minibatch_step`.
+  """One optimizer update per minibatch, each by `step`; see `minibatch_step`.
 
   A batch is placed when its turn comes: all batches of 128 x 512 rollouts of
   15,360 tokens are 17 GB.
   """
   stats = []
   for part in parts:
-    state, part_stats = minibatch_step(
-      state,
-      (placed(batch, mesh) for batch in part),
-      tx=tx,
-      response_logp=response_logp,
-      objective=objective,
-      watch=watch,
-      most_norm=most_norm,
-    )
+    state, part_stats = step(state, (placed(batch, mesh) for batch in part))
     stats.append(part_stats)
   return dataclasses.replace(state, step=state.step + 1), stats
 

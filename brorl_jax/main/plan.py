@@ -7,8 +7,8 @@ from brorl_jax.config.run import Devices
 from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import huggingface, target
-from brorl_jax.model.target import Target
+from brorl_jax.model import huggingface, spec
+from brorl_jax.model.spec import Target
 from brorl_jax.plan import memory, programs, resolve
 from brorl_jax.plan.programs import CompileJob
 from brorl_jax.plan.resolve import Machine, Phase, Run
@@ -101,7 +101,7 @@ def machine(c: Devices, where: Topology | None) -> Machine:
   Raises UserError if the mesh does not fit the devices, or their memory is
   unknown.
   """
-  there = target.here() if where is None else where.target
+  there = spec.here() if where is None else where.target
   axes = Axes(**c.mesh).filled(there.devices)
   if where is not None and axes.devices != there.devices:
     raise UserError(

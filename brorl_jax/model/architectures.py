@@ -59,8 +59,15 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       f"policy with brorl_jax.load({str(directory)!r}), or make a model "
       "directory with --mode=export"
     )
+  return from_config(raw, path, dtype=dtype)
+
+
+def from_config(
+  raw: dict[str, Any], path: pathlib.Path, *, dtype: str
+) -> Policy:
+  """As `read_policy`, of the content of a file; `path` is for messages."""
   try:
-    policy = _policy(_config(path, copy.deepcopy(raw)), dtype)
+    policy = _policy(_config(path, raw), dtype)
   except _Unsupported as e:
     raise ValueError(f"{path}: {e}") from None
   return dataclasses.replace(policy, origin=json.dumps(raw))
@@ -73,10 +80,20 @@ class _Unsupported(ValueError):
     super().__init__(f"{field} {value!r} is {may}")
 
 
-def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
-  """transformers' view of the file: its newest spelling, types checked."""
+def _newest(raw: dict[str, Any]) -> Any:
+  """transformers' view of config.json: its newest spelling, types checked."""
   from transformers import CONFIG_MAPPING  # 1 s, not for --help
 
+  raw = copy.deepcopy(raw)  # `from_dict` changes it
+  # Of Gemma 3 transformers reads `rope_type` alone.
+  if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:
+    raw["rope_scaling"] = {"rope_type": old["type"], **old}
+  # A class of transformers, whatever code the directory brings.
+  return CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+
+
+def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
+  """`_newest`, of a file that has all that a policy needs."""
   kind = raw.get("model_type")
   if not isinstance(kind, str) or kind not in _KINDS:
     raise _Unsupported(
@@ -107,10 +124,8 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
       raise ValueError(f"{path}: no field {field!r}")
   for field in given.keys() & {*_SIZES, _mlp_field(kind)}:
     _size(given[field], field)
-  if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:
-    raw = {**raw, "rope_scaling": {"rope_type": old["type"], **old}}
-  try:  # a class of transformers, whatever code the directory brings
-    return CONFIG_MAPPING[kind].from_dict(raw)  # which it changes
+  try:
+    return _newest(raw)
   except Exception as e:  # its validators raise many kinds
     raise ValueError(f"{path}: {' '.join(str(e).split())}") from None
 
@@ -353,13 +368,7 @@ def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
     fields["num_experts"] = fields["num_local_experts"]
   rope = fields.get("rope_parameters")
   if rope is None:  # written by transformers 4
-    gemma = fields["model_type"] == "gemma3_text"
-    scaling = fields.get("rope_scaling") or {}
-    rope = _new(scaling, fields.get("rope_theta", 1e6 if gemma else 1e4))
-    if gemma:
-      local = _new({}, fields.get("rope_local_base_freq", 1e4))
-      rope = {"full_attention": rope, "sliding_attention": local}
-    return fields | {"rope_parameters": rope}
+    return fields | {"rope_parameters": _newest(fields).rope_parameters}
   full = rope.get("full_attention", rope)
   fields["rope_theta"] = full.get("rope_theta", fields.get("rope_theta"))
   if "sliding_attention" in rope:
@@ -368,8 +377,3 @@ def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
   if full.get("rope_type", "default") != "default":
     fields["rope_scaling"] = full | {"type": full["rope_type"]}
   return fields
-
-
-def _new(scaling: Mapping[str, Any], theta: int | float) -> dict[str, Any]:
-  kind = scaling.get("rope_type", scaling.get("type", "default"))
-  return {**scaling, "rope_type": kind, "rope_theta": theta}

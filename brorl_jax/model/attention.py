@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.model import fused_attention, sharding
-from brorl_jax.model.spec import PolicySpec
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import PolicySpec, Target
 
 # Not -inf: a query without any visible key (padding) must stay finite.
 MASKED = -1e30
@@ -76,8 +75,7 @@ class View(NamedTuple):
 def row_views(
   c: PolicySpec,
   position: Int[Array, "P #M Q"],
-  own: Bool[Array, "P #M Q T"],
-  own_position: Int[Array, "P #M T"],
+  own: Bool[Array, "P #M Q Q"],
   prefix_mask: Bool[Array, "P S"] | None,
 ) -> View:
   """Angles and masks of full layers, or [2, ...] of full and sliding ones."""
@@ -86,7 +84,10 @@ def row_views(
   cos, sin = turn(c.rope)
   if not any(c.sliding):
     return View(cos, sin, own, shared)
-  near = lambda mask, key: windowed(mask, position, key, c.window)
+  # A window counts the query's own position.
+  near = lambda mask, key: (
+    mask & (position[..., None] - key[:, :, None] < c.window)
+  )
   close_cos, close_sin = turn(c.sliding_rope or c.rope)
   near_shared = None
   if prefix_mask is not None and shared is not None:
@@ -96,7 +97,7 @@ def row_views(
   return jax.tree.map(
     lambda *both: jnp.stack(both),
     View(cos, sin, own, shared),
-    View(close_cos, close_sin, near(own, own_position), near_shared),
+    View(close_cos, close_sin, near(own, position), near_shared),
   )
 
 
@@ -155,19 +156,6 @@ def tree_views(
   return visible, jnp.sum(visible, axis=-1, dtype=jnp.int32) - 1
 
 
-def windowed(
-  mask: Bool[Array, "P #M #Q T"],
-  query: Int[Array, "P #M Q"],
-  key: Int[Array, "P #M T"],
-  window: int,
-) -> Bool[Array, "P M Q T"]:
-  """The part of `mask` that a sliding layer sees: the last `window` positions.
-
-  A window counts the query's own position. Axes M, and Q of the mask, may be 1.
-  """
-  return mask & (query[..., None] - key[:, :, None] < window)
-
-
 def rotate(
   x: Float[Array, "P M Q h K"],
   cos: Float[Array, "P #M Q half"],
@@ -223,8 +211,8 @@ _rotated_by_product.defvjp(
 
 def attend(
   q: Float[Array, "P M Q H K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
+  shared: Side | None,
+  own: Side,
   *,
   scale: float,
   softcap: float = 0.0,
@@ -312,8 +300,8 @@ def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
 
 def _pieces(
   q: Float[Array, "P G M J Q K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
+  shared: Side | None,
+  own: Side,
   *,
   size: int,
   softcap: float,
@@ -332,40 +320,27 @@ def _pieces(
     part = shared
     if shared is not None and shared[2].shape[2] > 1:
       part = (*shared[:2], shared[2][:, :, start:stop])
-    out.append(
-      piece(
-        q[:, :, :, :, start:stop],
-        part,
-        (
-          k[:, :, :, :stop],
-          v[:, :, :, :stop],
-          visible[:, :, start:stop, :stop],
-        ),
-      )
+    keys = (
+      k[:, :, :, :stop],
+      v[:, :, :, :stop],
+      visible[:, :, start:stop, :stop],
     )
+    out.append(piece(q[:, :, :, :, start:stop], part, keys))
   return jnp.concatenate(out, axis=4)
 
 
 def _attend(
   q: Float[Array, "P G M J q K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
+  shared: Side | None,
+  own: Side,
   *,
   softcap: float,
 ) -> Float[Array, "P G M J q K"]:
-  P, G, M, J, Q, K = q.shape
-  parts = [(own[0], own[1], own[2], q.reshape(P, G, M, J * Q, K))]
-  if shared is not None:
-    parts.append((*shared, q.reshape(P, G, M * J * Q, K)))
-  scores = []
-  for k, _, mask, rows in parts:
-    score = jnp.einsum(
-      "...nk,...tk->...nt", rows, k, preferred_element_type=jnp.float32
-    ).reshape(P, G, M, J, Q, -1)
-    scores.append(
-      jnp.where(mask[:, None, :, None], capped(score, softcap), MASKED)
-    )
-
+  sides = [own] if shared is None else [own, shared]
+  scores = [
+    jnp.where(see[:, None, :, None], _scores(q, k, softcap), MASKED)
+    for k, _, see in sides
+  ]
   # Subtracting the largest score keeps exp finite and cancels in the quotient,
   # so it needs no gradient.
   tops = [jnp.max(score, axis=-1, keepdims=True) for score in scores]
@@ -374,13 +349,8 @@ def _attend(
   add = lambda parts: functools.reduce(jnp.add, parts)
   total = add([jnp.sum(w, axis=-1, keepdims=True) for w in weights])
   out = [
-    jnp.einsum(
-      "...nt,...tk->...nk",
-      weight.astype(q.dtype).reshape(*rows.shape[:-1], -1),
-      v,
-      preferred_element_type=jnp.float32,
-    ).reshape(q.shape)
-    for weight, (_, v, _, rows) in zip(weights, parts, strict=True)
+    _values(weight.astype(q.dtype), v)
+    for weight, (_, v, _) in zip(weights, sides, strict=True)
   ]
   return (add(out) / total).astype(q.dtype)
 
@@ -518,18 +488,25 @@ def _scores(
   return capped(score, softcap)
 
 
+def _values(
+  weight: Float[Array, "P G M J q t"], v: Float[Array, "P G *m t K"]
+) -> Float[Array, "P G M J q K"]:
+  """Weighted sums of values, in float32."""
+  return jnp.einsum(
+    "...nt,...tk->...nk",
+    _flat(weight, v),
+    v,
+    preferred_element_type=jnp.float32,
+  ).reshape(*weight.shape[:5], -1)
+
+
 def _added(
   sums: Softmax, rows: Array, k: Array, v: Array, see: Array, softcap: float
 ) -> Softmax:
   """The sums with more keys."""
   seen = see[:, None, :, None]
   score = jnp.where(seen, _scores(rows, k, softcap), MASKED)
-  values = lambda weight: jnp.einsum(
-    "...nt,...tk->...nk",
-    _flat(weight.astype(rows.dtype), k),
-    v,
-    preferred_element_type=jnp.float32,
-  ).reshape(rows.shape)
+  values = lambda weight: _values(weight.astype(rows.dtype), v)
   return added(sums, score, values, seen)
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding, tpu_kernels
 from brorl_jax.model.attention import MASKED, Softmax, added, capped
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 
 # A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
 # a branch that is not taken costs some microseconds.
@@ -50,21 +50,6 @@ class LanePrompts(NamedTuple):
   k: list[Float[Array, "A G W*S K"]]  # of each layer
   v: list[Float[Array, "A G W*S K"]]
   mask: Bool[Array, "A W S"]
-
-
-def lane_prompts(prefix: Prefix, window: Int[Array, "A W"]) -> LanePrompts:
-  """Each lane's prompts side by side; see `Policy.lane_prompts`."""
-  real = window < prefix.mask.shape[0]
-  at = jnp.where(real, window, 0)
-  L, K = prefix.k.shape[1], prefix.k.shape[4]
-
-  def layers(x: Float[Array, "P L G S K"]) -> list[Array]:
-    x = jnp.moveaxis(x[at], 2, 0)  # L A W G S K
-    x = jnp.swapaxes(x, 2, 3).reshape(*x.shape[:2], *x.shape[3:4], -1, K)
-    return [x[i] for i in range(L)]
-
-  mask = prefix.mask[at] & real[..., None]
-  return LanePrompts(layers(prefix.k), layers(prefix.v), mask)
 
 
 class SharedKeys(NamedTuple):
@@ -161,10 +146,22 @@ def attend_pages(
   q *= scale
   state = prompt_softmax(q, shared, softcap, pieces)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  out = _row_pages(
-    rows, state, pages, column, used, limit.reshape(A * R), softcap=softcap
-  )
-  return out.reshape(A, R, H, K)
+  limit = limit.reshape(A * R)
+  circle = ages(column, len(pages), pages[0].v.shape[2], used)
+
+  def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
+    seen = (age < limit[:, None])[:, None, None]
+    score = jnp.where(seen, capped(_page_scores(rows, page), softcap), MASKED)
+    return added(state, score, lambda w: _page_values(w, page, q.dtype))
+
+  state = add(state, pages[-1], circle[-1])
+  # Newest first. A branch that is not taken costs some microseconds; a program
+  # for each number of pages cost 2 CPU-s each for 6 layers of width 256.
+  for k in range(1, len(pages)):
+    read = functools.partial(add, page=pages[-1 - k], age=circle[-1 - k])
+    state = jax.lax.cond(k <= used, read, lambda state: state, state)
+  _, total, out = state
+  return (out / total[..., None]).astype(q.dtype).reshape(A, R, H, K)
 
 
 def prompt_softmax(
@@ -194,10 +191,7 @@ def prompt_softmax(
 
   def scores(part: SharedKeys) -> Float[Array, "A G J R S"]:
     score = jnp.einsum(
-      "agnk,agsk->agns",
-      together,
-      part.k,
-      preferred_element_type=jnp.float32,
+      "agnk,agsk->agns", together, part.k, preferred_element_type=jnp.float32
     ).reshape(A, G, J, R, -1)
     mask = part.mask[:, None, None]  # A 1 1 R|1 S
     return jnp.where(mask, capped(score, softcap), MASKED)
@@ -241,41 +235,10 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
   ]
 
 
-def _row_pages(
-  q: Float[Array, "B G J K"],
-  state: Softmax,
-  pages: Sequence[Page],
-  column: Int[Array, ""],
-  used: Used,
-  limit: Int[Array, " B"],
-  *,
-  softcap: float,
-) -> Float[Array, "B G J K"]:
-  """The softmax after the rows' own columns, divided."""
-  circle = ages(column, len(pages), pages[0].v.shape[2], used)
-
-  def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
-    seen = (age < limit[:, None])[:, None, None]
-    score = jnp.where(seen, capped(_page_scores(q, page), softcap), MASKED)
-    return added(state, score, lambda w: _page_values(w, page, q.dtype))
-
-  state = add(state, pages[-1], circle[-1])
-  # Newest first. A branch that is not taken costs some microseconds; a program
-  # for each number of pages cost 2 CPU-s each for 6 layers of width 256.
-  for k in range(1, len(pages)):
-    read = functools.partial(add, page=pages[-1 - k], age=circle[-1 - k])
-    state = jax.lax.cond(k <= used, read, lambda state: state, state)
-  _, total, out = state
-  return (out / total[..., None]).astype(q.dtype)
-
-
 def _page_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
   k = page.k if page.k_scale is None else page.k.astype(q.dtype)
   score = jnp.einsum(
-    "bgjk,bgkc->bgjc",
-    q.astype(k.dtype),
-    k,
-    preferred_element_type=jnp.float32,
+    "bgjk,bgkc->bgjc", q.astype(k.dtype), k, preferred_element_type=jnp.float32
   )
   return score if page.k_scale is None else score * page.k_scale[:, :, None]
 
@@ -313,22 +276,6 @@ def pool_columns(target: Target) -> int:
   whatever it loads, the time of 1 MB: blocks are as large as waste allows.
   """
   return 256 if target.platform == "tpu" else 64
-
-
-def empty_pool(
-  blocks: int,
-  columns: int,
-  kv_heads: int,
-  head_size: int,
-  dtype: str,
-  *,
-  int8: bool = False,
-) -> BlockPool:
-  """A pool in which nothing is written; `dtype` is ignored if int8."""
-  shape = blocks, 2, kv_heads, columns
-  if int8:
-    return BlockPool(jnp.zeros((*shape, head_size), jnp.int8), jnp.zeros(shape))
-  return BlockPool(jnp.zeros((*shape, head_size), dtype))
 
 
 def write_pool(
@@ -595,14 +542,7 @@ def _kernel(
   carry = get(top), get(total), matrix(weighted)
   low, high = _tiles(first[0], stop[0], tile)
   step = functools.partial(
-    _step,
-    matrix(q),
-    pool,
-    table,
-    first[0],
-    stop[0],
-    tile=tile,
-    softcap=softcap,
+    _step, matrix(q), pool, table, first[0], stop[0], tile=tile, softcap=softcap
   )
   _, total, weighted = jax.lax.fori_loop(low, high, step, carry)
   answer = (weighted / total[:, None]).astype(out.dtype)
@@ -634,10 +574,7 @@ def _step(query, pool, table, first, stop, i, carry, *, tile: int, softcap):
     return triton.load(scale.at[block, kind, column], mask=seen, other=0.0)
 
   score = jax.lax.dot_general(
-    query,
-    load(0),
-    (((1,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
+    query, load(0), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
   )
   if scale is not None:
     score *= size(0)[None]

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 
 # Queries of a prompt's tokens are computed too, for nothing. Of a prompt four
 # times as long as its responses they are three quarters of all scores.
@@ -51,13 +51,7 @@ class Real(NamedTuple):
   segment: Int[Array, "P M Q"] | None = None
 
 
-def supports(
-  target: Target,
-  q: Array,
-  real: Real,
-  *,
-  softcap: float,
-) -> bool:
+def supports(target: Target, q: Array, real: Real, *, softcap: float) -> bool:
   """Whether the machine has a kernel for these queries [P,M,Q,H,K]."""
   Q, K = q.shape[2], q.shape[4]
   if real.prefix is not None and real.prefix.shape[1] > _MOST_PREFIX * Q:

@@ -8,13 +8,15 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
+import operator
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,8 +67,6 @@ def locate(checkpoint: str) -> pathlib.Path:
       f"checkpoint {checkpoint!r} is not a directory; give one, the hub "
       "name of a model, organisation/name, or embedded:steps"
     )
-  import huggingface_hub  # comes with transformers
-
   # Not every *.safetensors: some hold the same weights twice.
   wanted = ["config.json", "model*.safetensors", INDEX, *_BESIDE]
   try:
@@ -161,29 +161,28 @@ def save(
   for stale in directory.glob("model*.safetensors"):
     stale.unlink()
 
-  stored, _ = stored_layout(policy, None)
-  shards = _shards(stored, policy.layers, np.dtype(dtype).itemsize, shard_bytes)
-  where = {}
-  for number, shard in enumerate(shards, 1):
-    name = WEIGHTS
-    if len(shards) > 1:
-      name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-    tensors = {}
-    for keys, layer in shard:
-      tensors |= _written(stored, params, keys, layer, dtype)
-    where |= dict.fromkeys(tensors, name)
+  tensors = _tensors(stored_layout(policy, None)[0], policy.layers)
+  itemsize = np.dtype(dtype).itemsize
+  shards = huggingface_hub.split_state_dict_into_shards_factory(
+    tensors,
+    get_storage_size=lambda tensor: math.prod(tensor.shape) * itemsize,
+    filename_pattern="model{suffix}.safetensors",
+    max_shard_size=shard_bytes,
+  )
+  for name, names in shards.filename_to_tensors.items():
+    values = {x: _written(tensors[x], params, dtype) for x in names}
     part = directory / f"{name}.part"
-    safetensors.numpy.save_file(tensors, part, metadata={"format": "pt"})
+    safetensors.numpy.save_file(values, part, metadata={"format": "pt"})
     part.chmod(0o644)  # safetensors makes it readable by its owner only
     part.replace(directory / name)
   for name in _BESIDE:
     path = pathlib.Path(source or directory) / name
     if source is not None and path.is_file():
       shutil.copyfile(path, directory / name)
-  if len(shards) > 1:
-    total = sum(x.size for x in jax.tree.leaves(params))
-    size = {"total_size": total * np.dtype(dtype).itemsize}
-    _write_json(directory / INDEX, {"metadata": size, "weight_map": where})
+  if shards.is_sharded:
+    where = shards.tensor_to_filename
+    index = {"metadata": shards.metadata, "weight_map": where}
+    _write_json(directory / INDEX, index)
   _write_json(directory / "config.json", config)
 
 
@@ -191,13 +190,8 @@ def _require_same(
   directory: pathlib.Path, config: dict[str, Any], policy: Policy
 ) -> None:
   """What is written is what will be read."""
-  trial = directory / "config.part"
-  trial.mkdir(exist_ok=True)
-  _write_json(trial / "config.json", config)
-  try:
-    again = architectures.read_policy(trial, dtype=policy.dtype)
-  finally:
-    shutil.rmtree(trial)
+  path = directory / "config.json"
+  again = architectures.from_config(config, path, dtype=policy.dtype)
   for field in dataclasses.fields(policy):
     want, got = getattr(policy, field.name), getattr(again, field.name)
     if field.compare and want != got:
@@ -207,42 +201,36 @@ def _require_same(
       )
 
 
-def _shards(
-  stored: PyTree, layers: int, itemsize: int, most: int
-) -> list[list[tuple[tuple[str, ...], int]]]:
-  """Parameters, layer by layer, in files of at most `most` bytes each."""
-  shards, size = [[]], 0
-  paths = jax.tree_util.tree_leaves_with_path(stored, is_leaf=is_stored)
-  inside = [x for x in paths if x[0][0].key == "blocks"]
-  parts = [(x, 0) for x in paths if x not in inside]
-  parts += [(x, layer) for layer in range(layers) for x in inside]
-  for (path, leaf), layer in parts:
-    bytes_ = int(np.prod(leaf.shape)) * itemsize
-    if shards[-1] and size + bytes_ > most:
-      shards.append([])
-      size = 0
-    shards[-1].append((tuple(k.key for k in path), layer))
-    size += bytes_
-  return shards
+class _Tensor(NamedTuple):
+  """A tensor of the files, and the part of a parameter that it holds."""
+
+  keys: tuple[str, ...]  # of the parameter
+  index: tuple[int, ...]  # layer and expert, of those that there are
+  shape: tuple[int, ...]
+  turned: bool
 
 
-def _written(
-  stored: PyTree, params: PyTree, keys: Sequence[str], layer: int, dtype: str
-) -> dict[str, np.ndarray]:
-  """The tensors of one parameter of one layer, as they are stored."""
-  s, leaf = stored, params
-  for key in keys:
-    s, leaf = s[key], leaf[key]
-  value = np.asarray(leaf[layer] if keys[0] == "blocks" else leaf).astype(dtype)
-  if s.turned:
-    value = value.reshape(*s.shape[:-2], s.shape[-1], s.shape[-2])
-    value = np.swapaxes(value, -1, -2)
-  value = np.ascontiguousarray(value.reshape(s.shape))
-  if not s.experts:
-    return {s.name.format(layer=layer): value}
-  return {
-    s.name.format(layer=layer, expert=e): one for e, one in enumerate(value)
-  }
+def _tensors(stored: PyTree, layers: int) -> dict[str, _Tensor]:
+  """Every tensor by its name, layer by layer."""
+  found = []
+  for path, s in jax.tree_util.tree_leaves_with_path(stored, is_leaf=is_stored):
+    keys = tuple(k.key for k in path)
+    for layer in range(layers) if "{layer}" in s.name else (None,):
+      for expert in (None,) if s.experts is None else range(s.experts):
+        name = s.name.format(layer=layer, expert=expert)
+        index = tuple(i for i in (layer, expert) if i is not None)
+        shape = s.shape if expert is None else s.shape[1:]
+        found.append((name, _Tensor(keys, index, shape, s.turned)))
+  return dict(sorted(found, key=lambda x: x[1].index[:1]))
+
+
+def _written(tensor: _Tensor, params: PyTree, dtype: str) -> np.ndarray:
+  """A tensor as it is stored."""
+  leaf = functools.reduce(operator.getitem, tensor.keys, params)
+  value = np.asarray(leaf[tensor.index]).astype(dtype)
+  if tensor.turned:
+    value = value.reshape(tensor.shape[::-1]).T
+  return np.ascontiguousarray(value.reshape(tensor.shape))
 
 
 def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
@@ -301,14 +289,6 @@ def stored_layout(
 
   trees = (abstract,) if places is None else (abstract, places)
   return jax.tree_util.tree_map_with_path(stored, *trees), places
-
-
-def _names(stored: Stored, layers: int) -> Iterator[tuple[str, tuple]]:
-  """Every tensor of a parameter and its shape."""
-  shape = stored.shape[1:] if stored.experts else stored.shape
-  for layer in range(layers if "{layer}" in stored.name else 1):
-    for expert in range(stored.experts or 1):
-      yield stored.name.format(layer=layer, expert=expert), shape
 
 
 def open_tensors(
@@ -373,7 +353,7 @@ def check_tensors(
       f"{directory}: config.json describes {count:,} tensors, the files hold "
       f"{len(files):,}"
     )
-  want = dict(x for leaf in leaves for x in _names(leaf, policy.layers))
+  want = _tensors(stored, policy.layers)
   if missing := want.keys() - files.keys():
     raise ValueError(f"{directory}: no tensor {_listed(missing)}")
   extra = {name for name in files if not name.endswith(_COMPUTED)} - want.keys()
@@ -381,9 +361,9 @@ def check_tensors(
     extra -= {"lm_head.weight"}
   if extra:
     raise ValueError(f"{directory}: unknown tensors {_listed(extra)}")
-  for name, shape in want.items():
-    if (got := tuple(files[name].get_shape())) != shape:
-      raise ValueError(f"{directory}: {name} is {got}, not {shape}")
+  for name, tensor in want.items():
+    if (got := tuple(files[name].get_shape())) != tensor.shape:
+      raise ValueError(f"{directory}: {name} is {got}, not {tensor.shape}")
     if (dtype := files[name].get_dtype()) not in DTYPES:
       raise ValueError(
         f"{directory}: {name} is {dtype}, not one of {', '.join(DTYPES)}"

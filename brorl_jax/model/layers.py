@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from brorl_jax.many import meshes
 from brorl_jax.model import attention, sharding
 from brorl_jax.model.attention import View
-from brorl_jax.model.spec import PolicySpec
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import PolicySpec, Target
 from brorl_jax.rl import vocabulary
 
 # Tokens of a device whose feed-forward exists together: its gradient needs six
@@ -212,14 +211,11 @@ class _Block(nnx.Module):
 
 
 @functools.cache
-def _block_graph(c: PolicySpec, form: str) -> nnx.GraphDef:
-  make = lambda: _Block(c, rngs=nnx.Rngs(0), form=form)
+def _graph(
+  module: Callable[..., nnx.Module], c: PolicySpec, **form: str
+) -> nnx.GraphDef:
+  make = lambda: module(c, rngs=nnx.Rngs(0), **form)
   return nnx.split(nnx.eval_shape(make))[0]
-
-
-@functools.cache
-def _outside_graph(c: PolicySpec) -> nnx.GraphDef:
-  return nnx.split(nnx.eval_shape(lambda: _Outside(c, rngs=nnx.Rngs(0))))[0]
 
 
 def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
@@ -240,7 +236,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c, layer_form(weights)), weights)
+  return nnx.merge(_graph(_Block, c, form=layer_form(weights)), weights)
 
 
 def embed(
@@ -259,7 +255,7 @@ def final_norm(
     "embed": params["embed"],
     "ln_final": _whole(c, params, "ln_final"),
   }
-  return nnx.merge(_outside_graph(c), outside).ln_final(x)
+  return nnx.merge(_graph(_Outside, c), outside).ln_final(x)
 
 
 def head(

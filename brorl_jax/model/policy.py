@@ -23,13 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.model import (
-  attention,
-  cache,
-  fused_attention,
-  layers,
-  sharding,
-)
+from brorl_jax.model import attention, cache, fused_attention, layers, sharding
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.types import Trees
@@ -39,19 +33,10 @@ from brorl_jax.types import Trees
 # and S = 32,768, where S x S scores would take 51 GB.
 PREFILL_CHUNK = 1024
 
-# (layer, queries, keys, values, prompts, number of own tokens that each row
-# sees) -> attended values. It writes the keys and values first.
-Attend = Callable[
-  [
-    int,
-    Float[Array, "A R H K"],
-    Float[Array, "B G K"],
-    Float[Array, "B G K"],
-    cache.SharedKeys,
-    Int[Array, "A R"],
-  ],
-  Float[Array, "A R H K"],
-]
+# (layer, queries [A,R,H,K], keys and values [B,G,K], prompts, number of own
+# tokens that each row sees) -> attended values [A,R,H,K]. It writes the keys
+# and values first.
+Attend = Callable[[int, Array, Array, Array, cache.SharedKeys, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +152,7 @@ class Policy(PolicySpec):
     return read(trees.token, trees.end, trees.parent, trees.target)
 
   def packed_logp(
-    self,
-    params: PyTree,
-    tokens: Int[Array, "B T"],
-    segment: Int[Array, "B T"],
+    self, params: PyTree, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
   ) -> Float[Array, "B T"]:
     """Log-probability of each token given its text so far, in nats.
 
@@ -270,7 +252,7 @@ class Policy(PolicySpec):
       before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
       position = position + before[:, None, None]
     prefix_mask = None if prefix is None else prefix.mask
-    seen = attention.row_views(self, position, visible, position, prefix_mask)
+    seen = attention.row_views(self, position, visible, prefix_mask)
     # What masks say of layers that do not slide.
     real = fused_attention.Real(own, prefix_mask, segment)
     return seen, None if any(self.sliding) or end is not None else real
@@ -364,21 +346,27 @@ class Policy(PolicySpec):
 
   def pool(self, blocks: int, columns: int) -> list[cache.BlockPool]:
     """A pool of `blocks` blocks in which nothing is written, for each layer."""
-    own = cache.empty_pool(
-      blocks,
-      columns,
-      self.kv_heads,
-      self.head_size,
-      self.dtype,
-      int8=self.int8_cache,
-    )
+    shape = blocks, 2, self.kv_heads, columns
+    kind = jnp.int8 if self.int8_cache else self.dtype
+    scale = jnp.zeros(shape) if self.int8_cache else None
+    own = cache.BlockPool(jnp.zeros((*shape, self.head_size), kind), scale)
     return sharding.heads_apart([own] * self.layers, axis=2)
 
   def lane_prompts(
     self, prefix: Prefix, window: Int[Array, "A W"]
   ) -> LanePrompts:
     """Prompts of each lane, W side by side; number P of `window` is none."""
-    return cache.lane_prompts(prefix, window)
+    real = window < prefix.mask.shape[0]
+    at = jnp.where(real, window, 0)
+
+    def layers(x: Float[Array, "P L G S K"]) -> list[Array]:
+      x = jnp.moveaxis(x[at], 2, 0)  # L A W G S K
+      x = jnp.swapaxes(x, 2, 3)
+      x = x.reshape(*x.shape[:3], -1, self.head_size)
+      return [x[i] for i in range(self.layers)]
+
+    mask = prefix.mask[at] & real[..., None]
+    return LanePrompts(layers(prefix.k), layers(prefix.v), mask)
 
   def decode_step(
     self,

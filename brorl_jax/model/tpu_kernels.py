@@ -223,10 +223,7 @@ def _add(q, kv, scale, sums, g: int, seen, softcap: float):
   keys, values = (kv[0, i, g].astype(query.dtype) for i in range(2))
   C = len(keys)
   score = jax.lax.dot_general(
-    query,
-    keys,
-    (((1,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
+    query, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
   )
   if scale is not None:
     score *= scale[0, 0, g : g + 1]

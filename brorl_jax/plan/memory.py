@@ -17,9 +17,9 @@ from brorl_jax.learner.packing import MICROBATCHES
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import PREFILL_CHUNK, Policy
-from brorl_jax.rollout import program_spec, programs, sampler
+from brorl_jax.rollout import programs, sampler
 from brorl_jax.rollout.draw import SamplingParams, block_of
-from brorl_jax.rollout.program_spec import RolloutSpec
+from brorl_jax.rollout.slots import RolloutSpec, page_columns
 
 _MORE = 1.1  # work that is not worth a term
 _WORTH = 1.1  # this many times the work per step is worth fewer slots
@@ -96,7 +96,7 @@ class Load:
   @property
   def columns(self) -> int:
     """C, of a page or of a block."""
-    pages = program_spec.page_columns(self.max_new_tokens)
+    pages = page_columns(self.max_new_tokens)
     return self.policy.pool_columns or pages
 
   @property

@@ -29,9 +29,8 @@ from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.plan.topology import Topology
 from brorl_jax.rollout import programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.programs import Chunks, DecodeInputs, PrefillBatch
-from brorl_jax.rollout.slots import DecodeState
+from brorl_jax.rollout.slots import DecodeState, ProgramSpec
 from brorl_jax.types import Batch, Prompts, Rollouts, State
 
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]

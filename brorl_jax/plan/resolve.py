@@ -24,9 +24,9 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import architectures, huggingface, sharding, target
+from brorl_jax.model import architectures, huggingface, sharding, spec
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 from brorl_jax.model.tokenizer import Tokenizer, read_template
 from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
@@ -72,7 +72,7 @@ def here(c: Meshed) -> Machine:
     mesh = meshes.make_mesh(**c.mesh)
   except ValueError as e:
     raise UserError(f"config.devices: {e}") from None
-  return Machine(meshes.of(mesh), target.here(), jax.process_count(), mesh)
+  return Machine(meshes.of(mesh), spec.here(), jax.process_count(), mesh)
 
 
 @dataclasses.dataclass(frozen=True)

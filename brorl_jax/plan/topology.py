@@ -20,8 +20,7 @@ from jax.sharding import Mesh
 from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import target
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target, here, pool_fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,10 +230,10 @@ def _require(name: Name, module: str) -> Any:
 def describe(name: Name) -> Topology:
   """The devices, after `prepare`; UserError if no machine has this shape."""
   if name.kind == "here":
-    return Topology(name, jax.devices(), target.here())
+    return Topology(name, jax.devices(), here())
   if name.kind == "cpu":
     devices = jax.devices("cpu")
-    share = target.here().memory_bytes
+    share = here().memory_bytes
     return Topology(name, devices, Target("cpu", len(devices), share))
   chip = CHIPS[name.kind]
   try:
@@ -243,7 +242,7 @@ def describe(name: Name) -> Topology:
     raise UserError(
       f"--topology={name}: XLA cannot describe it: {first_line(e)}"
     ) from None
-  usable = int(chip.memory_bytes * target.pool_fraction(chip.platform))
+  usable = int(chip.memory_bytes * pool_fraction(chip.platform))
   return Topology(name, devices, Target(chip.platform, len(devices), usable))
 
 

@@ -23,16 +23,16 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from brorl_jax.rollout import programs
 from brorl_jax.rollout.draw import block_of, draw_from
-from brorl_jax.rollout.program_spec import (
+from brorl_jax.rollout.programs import PrefillBatch
+from brorl_jax.rollout.slots import (
   SPLIT,
   WHOLE,
   Decoder,
   ProgramSpec,
   RolloutSpec,
   on_devices,
+  pack,
 )
-from brorl_jax.rollout.programs import PrefillBatch
-from brorl_jax.rollout.slots import pack
 from brorl_jax.rollout.stream import Feed
 from brorl_jax.types import Prompts, Rollouts
 

@@ -16,19 +16,17 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import slots
 from brorl_jax.rollout.draw import draw
-from brorl_jax.rollout.program_spec import (
+from brorl_jax.rollout.slots import (
   SPLIT,
   WHOLE,
-  Decoder,
-  ProgramSpec,
-  on_devices,
-)
-from brorl_jax.rollout.slots import (
   DecodeProgress,
+  Decoder,
   DecodeState,
+  ProgramSpec,
   RolloutQueue,
   fold_in,
   measure_progress,
+  on_devices,
   pack,
   refill,
   shift,
@@ -272,9 +270,7 @@ PROGRESS_SPECS = DecodeProgress._make(
 
 
 def idle(
-  spec: ProgramSpec,
-  todo: Int[Array, " places"],
-  first: Int[Array, "P N 2"],
+  spec: ProgramSpec, todo: Int[Array, " places"], first: Int[Array, "P N 2"]
 ) -> DecodeState:
   """Before the first step, with packed first tokens: every slot is idle."""
   P, N = first.shape[:2]

@@ -26,14 +26,15 @@ from jaxtyping import Array, Key, PyTree
 
 from brorl_jax.rollout import programs
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import (
+from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
+from brorl_jax.rollout.slots import (
+  DecodeProgress,
   Decoder,
+  DecodeState,
   ProgramSpec,
   RolloutSpec,
   page_columns,
 )
-from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
-from brorl_jax.rollout.slots import DecodeProgress, DecodeState
 from brorl_jax.types import Prompts, Rollouts
 
 # `sample` pads prompts to a power of two of at least 16 tokens, so that a new

@@ -20,13 +20,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import programs, sampler
-from brorl_jax.rollout.program_spec import (
-  SPLIT,
-  WHOLE,
-  ProgramSpec,
-  RolloutSpec,
-  on_devices,
-)
 from brorl_jax.rollout.programs import (
   INPUT_SPECS,
   PROGRESS_SPECS,
@@ -37,11 +30,16 @@ from brorl_jax.rollout.programs import (
 )
 from brorl_jax.rollout.sampler import OpenRollouts
 from brorl_jax.rollout.slots import (
+  SPLIT,
+  WHOLE,
   DecodeProgress,
   DecodeState,
+  ProgramSpec,
   RolloutQueue,
+  RolloutSpec,
   fold_in,
   measure_progress,
+  on_devices,
   shift,
 )
 from brorl_jax.types import Prompts, Rollouts
@@ -80,6 +78,7 @@ class Places:
   @property
   def room(self) -> int:
     """Chunks that can be put at a time."""
+    # More at once would be another shape, and so another program.
     return sum(min(self._each - len(x), self.visited) for x in self.chunks)
 
   @property
@@ -222,10 +221,7 @@ def read_more(
     return jax.tree.map(put, (logits, prefix), new)
 
   return on_devices(
-    spec,
-    read_rows,
-    (WHOLE, SPLIT, SPLIT, SPLIT),
-    (SPLIT, SPLIT),
+    spec, read_rows, (WHOLE, SPLIT, SPLIT, SPLIT), (SPLIT, SPLIT)
   )(weights, logits, prefix, part)
 
 
@@ -325,13 +321,12 @@ def _opened(
 
 def _read(decoding: OpenRollouts, part: PromptPart) -> OpenRollouts:
   """The same with more prompts on the shelf."""
-  weights, prefix, queue = decoding.inputs
+  inputs = decoding.inputs
   # Of the full size whatever is decoding: one program.
   logits, prefix = read_more(
-    decoding.full, weights, decoding.logits, prefix, part
+    decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
   )
-  inputs = DecodeInputs(weights, prefix, queue)
-  return decoding._replace(inputs=inputs, logits=logits)
+  return decoding._replace(inputs=inputs._replace(prefix=prefix), logits=logits)
 
 
 def _admitted(
@@ -343,11 +338,11 @@ def _admitted(
   """The same with more rollouts, in these places of their devices."""
   # With all lanes and slots, so that `_admit` is one program.
   decoding = sampler.resized(decoding, decoding.full)
-  weights, prefix, queue = decoding.inputs
+  inputs, logits = decoding.inputs, decoding.logits
   queue, state, progress = _admit(
-    decoding.spec, decoding.logits, queue, decoding.state, chunks, at, key
+    decoding.spec, logits, inputs.queue, decoding.state, chunks, at, key
   )
-  inputs, now = DecodeInputs(weights, prefix, queue), sampler.on_host(progress)
+  inputs, now = inputs._replace(queue=queue), sampler.on_host(progress)
   return decoding._replace(inputs=inputs, state=state, progress=now)
 
 

@@ -66,16 +66,15 @@ def update_policy(
     ),
     kl_term=bool(goal.kl_weight),
   )
-  state, stats = update.apply(
-    state,
-    parts,
-    mesh,
+  one = functools.partial(
+    update.minibatch_step,
     tx=phase.tx,
     response_logp=response_logp,
     objective=goal,
     watch=watch,
     most_norm=run_state.most_norm(c.optim.spike, credit.progress.grad_norms),
   )
+  state, stats = update.apply(state, parts, mesh, one)
   jax.block_until_ready((state, stats))
   last = max(updates_done(state.opt) - 1, 0)
   scalars = {

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.model import attention, cache, fused_attention, target
+from brorl_jax.model import attention, cache, fused_attention, spec
 from launch.bench import ours
 from launch.bench.workloads import QWEN2_5_1_5B
 
@@ -37,7 +37,7 @@ Form = Callable[..., Any]
 
 
 def main() -> None:
-  here = target.here()
+  here = spec.here()
   if here.platform != "gpu":
     sys.exit(f"error: no kernels for {here.platform}; needs a GPU")
   rates = ours.machine("bfloat16")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def of_attention(
-  here: target.Target, rate: float, *, M: int, Q: int, S: int
+  here: spec.Target, rate: float, *, M: int, Q: int, S: int
 ) -> dict[str, Any]:
   """Of M rows of Q tokens behind a prompt of S, forward and backward."""
   H, K = _M.heads, _M.head_size
@@ -69,7 +69,7 @@ def of_attention(
   prefix = np.ones((1, S), bool) if real.prefix is None else real.prefix
   before = np.asarray(prefix)[:, None, None]
 
-  def form(how: target.Target, real: fused_attention.Real | None, *arrays):
+  def form(how: spec.Target, real: fused_attention.Real | None, *arrays):
     def attend(q, shared, own):
       shared = None if shared is None else (*shared, jnp.asarray(before))
       own = *own, jnp.asarray(see)
@@ -83,7 +83,7 @@ def of_attention(
     count = rows[..., None, None]
     return out * count, pull(slope.astype(out.dtype) * count)
 
-  cpu = target.Target("cpu", 1, 0)
+  cpu = spec.Target("cpu", 1, 0)
   exact = _exactly(functools.partial(form, cpu, None), *arrays)
   kernel = jax.jit(functools.partial(form, here, real))
   simple = jax.jit(functools.partial(form, here, None))
@@ -135,7 +135,7 @@ def of_decoding(
   """Of B rows of up to T tokens, one token more of each."""
   rng = np.random.default_rng(B)
   G, J, K = _M.kv_heads, _M.heads // _M.kv_heads, _M.head_size
-  C = cache.pool_columns(target.Target("gpu", 1, 0))
+  C = cache.pool_columns(spec.Target("gpu", 1, 0))
   most = -(-T // C)
   blocks = B * most + 1
   one, two = jax.random.split(jax.random.key(B))

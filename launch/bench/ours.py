@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import jaxlib.version
 
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
-from brorl_jax.model.target import here
+from brorl_jax.model.spec import Rope, here
 from launch.bench.workloads import Model, Workload, end_logits
 
 

@@ -143,7 +143,7 @@ class Learner:
   def sample(self, seed: int):
     from brorl_jax.rollout import sampler
     from brorl_jax.rollout.draw import SamplingParams
-    from brorl_jax.rollout.program_spec import RolloutSpec
+    from brorl_jax.rollout.slots import RolloutSpec
 
     jax, w = self._jax, self._task.workload
     spec = RolloutSpec(
@@ -187,7 +187,8 @@ def plain(policy):
 
   from brorl_jax.rl import losses
 
-  def response_logp(params, prompt, prompt_mask, response, temperature=1.0):
+  def response_logp(params, prompt, prompt_mask, response, temperature, trees):
+    del trees
     P, R, T = response.shape
     rows = lambda x: jnp.repeat(x[:, None], R, axis=1).reshape(P * R, -1)
     response = response.reshape(P * R, T)

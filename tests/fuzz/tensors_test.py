@@ -12,7 +12,6 @@ import tempfile
 from unittest import mock
 
 import fuzzing
-import jax
 import numpy as np
 from hypothesis import strategies as st
 from saved_models import INDEX, TINY, WEIGHTS, random_params, same
@@ -63,8 +62,7 @@ _LAYOUT = huggingface.stored_layout(TINY, None)
 
 def slices(directory, files, stored, places, layers, mesh, dtype):
   """What `huggingface.read_tensors` reads, without programs to be compiled."""
-  leaves = jax.tree.leaves(stored, is_leaf=huggingface.is_stored)
-  names = [x for one in leaves for x, _ in huggingface._names(one, layers)]
+  names = huggingface._tensors(stored, layers)
   return {name: files[name][:].astype(np.float32) for name in names}
 
 

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax.model import attention, cache, target
+from brorl_jax.model import attention, cache, spec
 from launch.bench import kernels
 
 pytestmark = pytest.mark.ci
-CPU = target.Target("cpu", 1, 0)
+CPU = spec.Target("cpu", 1, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -126,9 +126,6 @@ def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
 
 
 NO = -1
-ADD = jax.jit(
-  update.add_gradient, static_argnames=("response_logp", "objective")
-)
 
 
 def test_a_tree_by_hand():
@@ -204,25 +201,6 @@ def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
     assert got == sorted(zip(first.tolist(), count.tolist(), strict=True))
 
 
-def test_a_tree_with_more_targets_than_a_row_has_room_for_is_cut():
-  """40 answers of one token are all predicted from the prompt."""
-  N = 40
-  tokens = 1 + np.arange(N, dtype=np.int32)[None, :, None]
-  out = Rollouts(
-    tokens, np.zeros((1, N, 1), np.float32), tokens > 0, tokens[..., 0] < 0,
-    np.ones(1, np.float32),
-  )  # fmt: skip
-  one = jax.tree.map(lambda x: x[:1], prompts())
-  whole = Source(one, out, np.zeros((1, N), np.float32), None)
-  distinct = [out.distinct(0)]
-  size = lambda *room: [
-    tree.size[1:] for tree in packing.trees(whole, distinct, room)
-  ]
-  assert size(9, 40, 40) == [(40, 40)]
-  assert size(9, 39, 40) == [(39, 39), (1, 1)]
-  assert size(9, 40, 19) == [(19, 19), (19, 19), (2, 2)]
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tree_is_cut_where_one_more_response_would_not_fit(seed):
   random = np.random.default_rng(seed)
@@ -291,11 +269,11 @@ def test_trees_have_the_gradient_of_blocks(slides):
     policy = dataclasses.replace(POLICY, sliding=(True, False), window=3)
   at, roll, total = params(), rollouts(1, kinds=12), {}
   for layout in (Blocks, SmallTrees):
-    sums = update.zero_gradient(at)
+    sums = jax.jit(update.zero_gradient)(at)
     batches = packed(roll=roll, layout=layout, unit="token", mean="sequence")
     assert all((b.trees is not None) == (layout is SmallTrees) for b in batches)
     for batch in batches:
-      sums = ADD(
+      sums = update._add(
         sums, at, batch, response_logp=policy.response_logp, objective=OBJECTIVE
       )
     total[layout] = update.gradient(sums)

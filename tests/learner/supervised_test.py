@@ -13,13 +13,12 @@ import optax
 import pytest
 from hypothesis import strategies
 from messages import refuses
+from update_cases import POLICY
 
 from brorl_jax.learner import supervised
 from brorl_jax.learner.supervised import Pair, PairLayout
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
 
 
 def some_pairs(count=12, seed=0):
@@ -116,12 +115,6 @@ def test_what_cannot_be_trained_on_is_refused_by_name(pair, says):
   supervised.check([Pair([1] * 8, [1])], layout, ["a"])
   with refuses(ValueError, says):
     supervised.check([Pair([1], [1]), pair], layout, ["a", "b"])
-
-
-POLICY = Policy(
-  vocab=16, width=16, layers=1, heads=4, kv_heads=2, head_size=4, mlp=16,
-  rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
-)  # fmt: skip
 
 
 @functools.cache

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from update_cases import POLICY
 
 from brorl_jax.learner import theory
-from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
 from brorl_jax.rl import losses, mass_balance
 from brorl_jax.types import Prompts, Rollouts
 
@@ -151,23 +150,18 @@ def test_measure_by_hand():
 
 @pytest.mark.ci
 def test_correct_mass_is_that_of_the_policy():
-  policy = Policy(
-    vocab=8, width=8, layers=1, heads=2, kv_heads=1, head_size=4, mlp=8,
-    rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
-  )  # fmt: skip
+  policy, temperature = POLICY, 0.5
   params = jax.tree.map(lambda x: x * 9.0, policy.init(jax.random.key(0)))
   prompts, _, _ = groups()
   found = probe(*groups(), count=2, rows=4)
-  mass = {x: theory.Mass(policy.response_logp, x) for x in (0.5,)}
-  each = {x: mass[x].of_prompts(found, params) for x in mass}
+  mass = theory.Mass(policy.response_logp, temperature)
+  each = mass.of_prompts(found, params)
   # The one right response to each prompt, by the plain form.
   for p, response in enumerate(([5, 1], [1])):
     ids = [*prompts.tokens[p][prompts.mask[p]], *response]
     ids = jnp.array([ids], jnp.int32)
     logits = policy.logits(params, ids, jnp.ones(ids.shape, bool))
-    for temperature, got in each.items():
-      logp, _ = losses.token_logp(logits[:, :-1] / temperature, ids[:, 1:])
-      want = jnp.exp(logp[0, -len(response) :].sum())
-      np.testing.assert_allclose(got[p], want, rtol=1e-5)
-  mean = mass[0.5].mean(found, params)
-  assert mean == pytest.approx(float(each[0.5].mean()))
+    logp, _ = losses.token_logp(logits[:, :-1] / temperature, ids[:, 1:])
+    want = jnp.exp(logp[0, -len(response) :].sum())
+    np.testing.assert_allclose(each[p], want, rtol=1e-5)
+  assert mass.mean(found, params) == pytest.approx(float(each.mean()))

@@ -39,9 +39,8 @@ from brorl_jax.model import sharding
 from brorl_jax.rl import losses
 from brorl_jax.rl.arrays import Mean
 
-ADD = jax.jit(
-  update.add_gradient, static_argnames=("response_logp", "objective")
-)
+TX = optax.adam(0.1)
+HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
 
 
 def with_reference(batches, reference):
@@ -65,9 +64,9 @@ def gradient(
   batches, reference=None, objective=OBJECTIVE, at=None, policy=POLICY
 ):
   at = at or params()
-  sums = update.zero_gradient(at)
+  sums = jax.jit(update.zero_gradient)(at)
   for batch in with_reference(batches, reference):
-    sums = ADD(
+    sums = update._add(
       sums, at, batch, response_logp=policy.response_logp, objective=objective
     )
   return update.gradient(sums)
@@ -83,10 +82,7 @@ def on_mesh(batches, mesh):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "axes",
-  [
-    dict(fsdp=4, tensor=2),
-    tiers.at_night(dict(data=2, fsdp=2, expert=2)),
-  ],
+  [dict(fsdp=4, tensor=2), tiers.at_night(dict(data=2, fsdp=2, expert=2))],
   ids=str,
 )
 def test_a_mesh_does_not_change_the_gradient(axes):
@@ -321,24 +317,22 @@ def spoiled(what):
 
 @pytest.mark.parametrize("what", ["advantage", "sampled", "norm"])
 def test_an_update_that_cannot_be_trusted_changes_no_bit(what):
-  tx = optax.adam(0.1)
-  how = dict(tx=tx, response_logp=POLICY.response_logp, objective=OBJECTIVE)
-  start = states.init_state(params(), tx, keep_reference=False)
-  start, first = update.minibatch_step(start, packed(), **how)
+  start = states.init_state(params(), TX, keep_reference=False)
+  start, first = update.minibatch_step(start, packed(), **HOW)
   assert not first.skipped and first.finite.all()
   before = jax.tree.map(np.array, start)
   norm = float(first.grad_norm)
   batches = packed() if what == "norm" else spoiled(what)
   after, stats = update.minibatch_step(
-    start, batches, most_norm=norm / 1e3 if what == "norm" else np.inf, **how
+    start, batches, most_norm=norm / 1e3 if what == "norm" else np.inf, **HOW
   )
   assert stats.skipped and bool(stats.finite.all()) == (what != "advantage")
   chex.assert_trees_all_equal(after, before)  # the moments and counts too
   # The buffers can be used again, and a good update continues from there.
-  again, stats = update.minibatch_step(after, packed(), **how)
+  again, stats = update.minibatch_step(after, packed(), **HOW)
   assert not stats.skipped
   want = jax.tree.map(jnp.asarray, before)
-  want, _ = update.minibatch_step(want, packed(), **how)
+  want, _ = update.minibatch_step(want, packed(), **HOW)
   chex.assert_trees_all_equal(again, want)
 
 
@@ -361,10 +355,8 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
   _, stats = update.minibatch_step(
     states.init_state(params(), tx, keep_reference=False),
     packed(),
-    tx=tx,
-    response_logp=POLICY.response_logp,
-    objective=OBJECTIVE,
     watch=watch,
+    **HOW | {"tx": tx},
   )
   assert abs(want) > 1e-2
   np.testing.assert_allclose(stats.watched, want, rtol=1e-4)
@@ -372,15 +364,9 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
 
 def test_minibatch_step_applies_what_optax_says():
   tx, _ = states.adamw(
-    lr=1e-2,
-    warmup=0,
-    total=None,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-8,
-    weight_decay=0.0,
+    lr=1e-2, warmup=0, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0,
     max_grad_norm=1.0,
-  )
+  )  # fmt: skip
   state = states.init_state(params(), tx, keep_reference=True)
   before = jax.tree.map(np.asarray, state.params)
   reference = jax.tree.map(np.asarray, state.reference)
@@ -389,13 +375,7 @@ def test_minibatch_step_applies_what_optax_says():
   grads, _ = gradient(batches)
   updates, _ = tx.update(grads, tx.init(before), before)
   want = optax.apply_updates(before, updates)
-  state, _ = update.minibatch_step(
-    state,
-    batches,
-    tx=tx,
-    response_logp=POLICY.response_logp,
-    objective=OBJECTIVE,
-  )
+  state, _ = update.minibatch_step(state, batches, **HOW | {"tx": tx})
   # Adam divides by the root of the gradient's square: rounding of a gradient
   # that is almost 0 may turn its sign.
   chex.assert_trees_all_close(state.params, want, atol=2e-4)
@@ -432,11 +412,7 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
     batches = packed(rows=1, blocks=4, roll=roll, layout=layout)
     lengths |= {batch.mask.shape[-1] for batch in batches}
     state, _ = update.minibatch_step(
-      state,
-      on_mesh(batches, mesh),
-      tx=tx,
-      response_logp=POLICY.response_logp,
-      objective=OBJECTIVE,
+      state, on_mesh(batches, mesh), **HOW | {"tx": tx}
     )
   assert lengths == {1, 2, 4}  # or chex would not have refused the fourth
 
@@ -523,9 +499,7 @@ def test_metrics_are_those_of_the_updates_that_were_applied():
     grad_norm=jnp.array(4.0),
   )
   bad = dataclasses.replace(
-    good,
-    loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)),
-    skipped=jnp.array(True),
+    good, loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)), skipped=jnp.array(True)
   )
   plain = dataclasses.replace(OBJECTIVE, kl_weight=0.0, entropy_weight=0.0)
   numbers = update.update_metrics([bad, good], plain)
@@ -535,10 +509,6 @@ def test_metrics_are_those_of_the_updates_that_were_applied():
   assert numbers["loss/total"] is numbers["optim/grad_norm"] is None
   assert numbers["policy/kl_ref"] is None
   assert numbers["update/skipped"] == 2.0
-
-
-TX = optax.adam(0.1)
-HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
 
 
 def one_device():

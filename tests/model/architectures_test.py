@@ -12,30 +12,6 @@ from brorl_jax.model import architectures
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
-
-@pytest.mark.parametrize("spelling", [old, new])
-@pytest.mark.parametrize("name", HUB)
-def test_configs_of_the_hub_are_read(tmp_path, name, spelling):
-  config, want = HUB[name]
-  policy = read(tmp_path, spelling(config))
-  assert policy == want
-  # As it was: what is unknown here is written back too.
-  assert json.loads(policy.origin) == spelling(config)
-
-
-@pytest.mark.parametrize("name", HUB)
-def test_configs_are_read_as_transformers_rewrites_them(tmp_path, name):
-  from transformers import AutoConfig
-
-  config, want = HUB[name]
-  theirs = AutoConfig.from_pretrained(written(tmp_path / "hub", config))
-  theirs.save_pretrained(tmp_path / "theirs")
-  rewritten = json.loads((tmp_path / "theirs" / "config.json").read_text())
-  assert "rope_theta" not in rewritten  # it is the other spelling
-  policy = architectures.read_policy(tmp_path / "theirs", dtype="float32")
-  assert policy == want
-
-
 LLAMA = QWEN | dict(model_type="llama")
 
 
@@ -399,10 +375,14 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
 
 @pytest.mark.parametrize("spelling", [old, new])
 @pytest.mark.parametrize("name", HUB)
-def test_what_is_written_is_read_by_both_generations(tmp_path, name, spelling):
+def test_configs_of_the_hub_are_read_and_written(tmp_path, name, spelling):
+  """So that both generations of transformers read them."""
   config, want = HUB[name]
   source = spelling(config)
   policy = read(tmp_path, source)
+  assert policy == want
+  # As it was: what is unknown here is written back too.
+  assert json.loads(policy.origin) == source
   fields = architectures.config_of(policy, "float16")
   assert fields["dtype"] == fields["torch_dtype"] == "float16"
   kept = source.keys() - {"dtype", "torch_dtype"}

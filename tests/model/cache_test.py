@@ -14,9 +14,9 @@ from pools import Case, Sizes, draw, run, shapes, spoilt
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import attention, cache, target
+from brorl_jax.model import attention, cache, tpu_kernels
 from brorl_jax.model.cache import BlockPool, Page, SharedKeys
-from brorl_jax.model.target import here
+from brorl_jax.model.spec import here
 
 
 def test_ages_by_hand():
@@ -63,7 +63,7 @@ def plain(q, shared, pages, column, limit, softcap):
     (apart(k), apart(v), seen),
     scale=K**-0.5,
     softcap=softcap,
-    target=target.here(),
+    target=here(),
   )
   return out[:, :, -1]
 
@@ -214,13 +214,16 @@ def test_the_softmax_goes_over_what_a_row_sees(stored, softcap, outside):
   np.testing.assert_allclose(got[0], (out / total[..., None])[0], rtol=1e-6)
 
 
-def test_a_row_without_prompt_and_tokens_is_finite():
-  case = draw()
+@pytest.mark.parametrize(
+  "form", [cache.row_attention, cache.row_kernel, tpu_kernels.row_kernel]
+)
+def test_a_row_without_prompt_and_tokens_is_finite(form):
+  case = draw(Sizes(16, 2, head_size=16))
   state = jnp.full_like(case.state[0], -1e30), *case.state[1:]
   none = jnp.zeros_like(case.first)
-  got = run(
-    cache.row_attention, case._replace(state=state, first=none, stop=none)
-  )
+  how = {} if form is cache.row_attention else {"interpret": True}
+  form = functools.partial(form, **how)
+  got = run(form, case._replace(state=state, first=none, stop=none))
   np.testing.assert_allclose(got, state[2] / state[1][..., None], rtol=1e-6)
 
 
@@ -238,7 +241,8 @@ def test_a_token_is_written_to_its_place_and_nowhere_else():
 
 
 def test_int8_tokens_keep_their_own_scale():
-  held = cache.empty_pool(2, 3, 1, 2, "float32", int8=True)
+  zeros = jnp.zeros((2, 2, 1, 3, 2), jnp.int8)
+  held = cache.BlockPool(zeros, jnp.zeros(zeros.shape[:-1]))
   k, v = jnp.asarray([[[2.54, -1.005]]]), jnp.asarray([[[0.0, 0.0]]])
   one = lambda x: jnp.asarray([x], jnp.int32)
   new = cache.write_pool(held, k, v, one(1), one(2))

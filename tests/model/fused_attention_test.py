@@ -13,7 +13,7 @@ from small_policies import TINY, changed
 from brorl_jax.many import meshes
 from brorl_jax.model import attention, fused_attention
 from brorl_jax.model.fused_attention import Real
-from brorl_jax.model.target import Target
+from brorl_jax.model.spec import Target
 
 CPU, GPU, TPU = (Target(name, 1, 0) for name in ("cpu", "gpu", "tpu"))
 

@@ -241,10 +241,7 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "name, dtype, tied",
-  [
-    tiers.at_night(("plain", "bfloat16", False)),
-    ("experts", "float32", True),
-  ],
+  [tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True)],
 )
 def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
   policy = dataclasses.replace(POLICIES[name], dtype=dtype, tied=tied)

@@ -136,13 +136,7 @@ def test_stop_ids_of_the_config_count_where_generation_has_none(copy):
 
 
 @pytest.mark.parametrize(
-  "ids, wrong",
-  [
-    ([2, "a"], "'a'"),
-    (True, "True"),
-    (-1, "-1"),
-    (512, "512"),
-  ],
+  "ids, wrong", [([2, "a"], "'a'"), (True, "True"), (-1, "-1"), (512, "512")]
 )
 def test_a_stop_id_that_is_none_is_refused(copy, ids, wrong):
   write(copy / "generation_config.json", {"eos_token_id": ids})

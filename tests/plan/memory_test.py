@@ -17,7 +17,7 @@ from messages import mentions
 
 from brorl_jax.many.meshes import Axes
 from brorl_jax.plan import memory
-from brorl_jax.rollout import program_spec, programs, sampler
+from brorl_jax.rollout import programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
@@ -303,10 +303,8 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 def needs(policy, n, P, S, T, slots, lanes, sampling):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
-  C = program_spec.page_columns(T)
-  spec = program_spec.ProgramSpec(
-    policy, sampling, (0,), n, T, lanes, slots, C, None
-  )
+  C = slots.page_columns(T)
+  spec = slots.ProgramSpec(policy, sampling, (0,), n, T, lanes, slots, C, None)
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),

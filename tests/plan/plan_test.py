@@ -22,8 +22,8 @@ from brorl_jax.main import plan as plan_command
 from brorl_jax.main import settings
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE, Axes
-from brorl_jax.model import huggingface, target, tokenizer
-from brorl_jax.model.target import Target
+from brorl_jax.model import huggingface, spec, tokenizer
+from brorl_jax.model.spec import Target
 from brorl_jax.plan import memory, resolve
 from brorl_jax.plan.resolve import Machine, Plans
 
@@ -225,7 +225,7 @@ def plan_of(c):
 def test_presets_fit_eight_devices_that_are_not_here(
   of, preset, data, capsys, monkeypatch
 ):
-  monkeypatch.setattr(target, "here", lambda: Target("cpu", 1, GIB))
+  monkeypatch.setattr(spec, "here", lambda: Target("cpu", 1, GIB))
   c = of.get_config(preset)
   c.devices.mesh_fsdp, c.devices.memory_bytes = data, 80 * 10**9
 

@@ -23,8 +23,8 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.main import plan, train
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE
-from brorl_jax.model import huggingface, target
-from brorl_jax.model.target import Target
+from brorl_jax.model import huggingface, spec
+from brorl_jax.model.spec import Target
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Machine
 from brorl_jax.plan.topology import Name, Topology
@@ -318,7 +318,7 @@ def weights(this):
 def test_this_machine_has_all_devices():
   c = configured.config(mesh_fsdp=-1, mesh_tensor=2)
   here = resolve.here(c.devices)
-  assert here[:3] == (meshes.Axes(fsdp=4, tensor=2), target.here(), 1)
+  assert here[:3] == (meshes.Axes(fsdp=4, tensor=2), spec.here(), 1)
   assert meshes.of(here.mesh) == here.axes
   with refuses(UserError, "fsdp=3 ... 8 devices"):
     resolve.here(configured.config(mesh_fsdp=3).devices)
@@ -331,7 +331,7 @@ def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
     **small, **fields, phases=({"from_step": 2, "optim.lr": 1.0},)
   )
   here = resolve.here(c.devices)
-  where = Topology(Name("here"), jax.devices(), target.here())
+  where = Topology(Name("here"), jax.devices(), spec.here())
   want = resolve.resolve(c, here)
   for machine in (
     plan.machine(c.devices, where),

@@ -35,10 +35,7 @@ def fits(counts, prob):
   return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
 
 
-SAMPLINGS = [
-  {},
-  {"temperature": 1.3, "top_k": 4, "top_p": 0.8, "min_p": 0.35},
-]
+SAMPLINGS = [{}, {"temperature": 1.3, "top_k": 4, "top_p": 0.8, "min_p": 0.35}]
 
 
 @pytest.mark.parametrize("sampling", tiers.some(SAMPLINGS, 1), ids=str)

@@ -116,35 +116,6 @@ def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
   np.testing.assert_array_equal(kept.scores.reward, [[1, 0, 0, 0]] * 4)
 
 
-@pytest.mark.ci
-@settings(deadline=None, max_examples=20)
-@given(
-  st.sets(st.integers(0, 29), min_size=3),
-  st.integers(1, 3),
-  st.integers(1, 9),
-  st.integers(0, 99),
-)
-def test_neither_the_order_nor_the_places_matter(good, target, places, seed):
-  """Nor how long verifiers take."""
-  rng, delays = random.Random(seed), random.Random(seed)
-
-  def order(held):
-    rng.shuffle(held)
-    return held[: rng.randint(1, len(held))]
-
-  def slow(*args):
-    time.sleep(delays.choice([0.0, 0.001]))
-    return scores_of(good)(*args)
-
-  sampled = run(
-    good, target, places=places, candidates=range(30), order=order, score=slow
-  )
-  last = sorted(good)[target - 1]
-  assert sampled.groups.prompts.index.tolist() == list(range(last + 1))
-  assert sampled.kept.sum() == target and sampled.kept[last]
-  assert np.flatnonzero(sampled.kept).tolist() == sorted(good)[:target]
-
-
 def test_as_many_are_on_the_way_as_are_still_needed():
   log = []
   run({0, 1, 2, 3, 9}, target=5, sample=sampler_of(8, log=log))

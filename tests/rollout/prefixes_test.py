@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 import simple_sampler
 import tiers
 from loads import on_gpu
@@ -128,32 +127,6 @@ def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
   want = jax.device_get(sampler.rollouts(how, RECALL, prompts, KEY))
   for some, got in out:
     same(got, jax.tree.map(lambda x, i=some.index: x[i], want))
-
-
-def test_responses_fit_the_chain_of_distributions():
-  """Chi-square of whole responses, of 6 tokens in at most 3 places."""
-  got = made(1, 20_000, 3)
-  words = [tuple(t[m]) for t, m in zip(got.tokens[0], got.mask[0], strict=True)]
-  prob = {}
-
-  def extend(word, p):
-    if word and (word[-1] == STOP or len(word) == 3):
-      prob[word] = p
-      return
-    *_, logits = Recall().logits(np.asarray(RECALL), [0], [*word, 0])
-    share = np.exp(np.float64(logits))
-    share /= share.sum()
-    for token, q in enumerate(share):
-      extend((*word, token), p * q)
-
-  extend((), 1.0)
-  assert abs(sum(prob.values()) - 1) < 1e-6 and set(words) <= prob.keys()
-  seen = np.array([words.count(word) for word in prob])
-  want = np.array([*prob.values()]) * len(words)
-  often = want > 5
-  both_of = lambda x: np.append(x[often], x[~often].sum())
-  assert often.sum() > 30
-  assert scipy.stats.chisquare(both_of(seen), both_of(want)).pvalue > 1e-3
 
 
 # 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes for each of 16 x 512

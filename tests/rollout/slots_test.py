@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from small_decoders import DOWN, V, run
+from messages import refuses
+from small_decoders import DOWN, Table, V, devices, run, spec
 
-from brorl_jax.rollout import program_spec, programs, sampler, slots
-from brorl_jax.rollout.slots import Blocks
+from brorl_jax.rollout import programs, sampler, slots
+from brorl_jax.rollout.slots import Blocks, page_columns
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ ENDLESS = ENDLESS.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
 
 @pytest.mark.parametrize("columns", tiers.some([40, 8], 1, 1))
 def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
-  for where in (sampler, program_spec):
+  for where in (sampler, slots):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run(
     [[3], *[[4]] * 18], params=ENDLESS, n=2, slots=2, lanes=2,
@@ -148,21 +149,14 @@ def test_longer_rows_are_first_then_earlier_ones():
   [
     # One that may want another block: two free, one begins.
     ([1, 0, 0], 2, [2, 1, 1], 4, [1, 0]),
-    ([1, 0, 0], 1, [2, 1, 1], 4, [0, 0]),
     # The first to begin leaves 3 blocks for 2 rows that may want them.
     ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]),
-    ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
-    # A row that has all it can have wants no more.
-    ([4, 0, 0], 1, [8, 1, 1], 4, [1, 0]),
     # What a longer row takes now is not free, and it may want one more.
-    ([1, 0, 0], 3, [3, 1, 1], 4, [1, 0]),
     ([1, 0, 0], 2, [3, 1, 1], 4, [0, 0]),
     # Its last block: it may not.
     ([3, 0, 0], 2, [7, 1, 1], 4, [1, 0]),
     # A rollout of one block never wants another.
     ([0, 0, 0], 3, [1, 1, 1], 1, [1, 1]),
-    # Nobody has begun.
-    ([0, 0, 0], 1, [1, 1, 1], 4, [0, 0]),
   ],
 )
 def test_a_row_begins_while_there_is_room(held, free, length, most, begin):
@@ -248,3 +242,68 @@ def test_rows_of_random_length_never_share_or_lose_a_block(seed):
   assert done == 30 and not left
   if total >= B * most:
     assert restarted == 0
+
+
+@pytest.mark.parametrize(
+  "limit, columns, pages",
+  [
+    (6, 6, 1),  # shorter than a page
+    (65, 64, 2),
+    (512, 64, 8),
+    (513, 128, 5),  # never more than 8 pages
+    (8192, 1024, 8),
+  ],
+)
+def test_pages_by_hand(limit, columns, pages):
+  assert page_columns(limit) == columns
+  assert spec(Table(), max_new_tokens=limit).program(1).pages == pages
+
+
+def test_a_rollout_ends_with_any_of_its_stop_ids():
+  ends = spec(Table(), stop_ids=(0, 4)).program(1)
+  token = jnp.array([[0, 1], [3, 4]])
+  assert ends.ended(token).tolist() == [[True, False], [False, True]]
+  never = spec(Table(), stop_ids=()).program(1)
+  assert not never.ended(token).any()
+
+
+def cached(blocks=None, **policy):
+  """20 tokens in 2 lanes of 3 slots."""
+  how = dict(n=3, max_new_tokens=20, blocks=blocks)
+  return spec(Table(**policy), **how).program(2)
+
+
+def test_the_policy_says_whether_there_is_a_pool():
+  pages = cached()
+  assert cached(99) == pages
+  assert (pages.blocks, pages.unchecked, pages.turns) == (0, 1, False)
+  pool = cached(pool_columns=6)
+  # 20 tokens are 4 blocks of 6.
+  assert (pool.columns, pool.pages, pool.blocks) == (6, 4, 24)
+  assert pool.unchecked > 1 and not pool.turns
+  assert cached(7, pool_columns=6).blocks == 7
+
+
+def test_a_pool_has_room_for_one_longest_rollout():
+  assert cached(4, pool_columns=6).blocks == 4
+  with refuses(ValueError, "blocks = 3 ... at least 4 ... 20 tokens"):
+    cached(3, pool_columns=6)
+
+
+def test_several_pages_turn_and_a_single_one_does_not():
+  turns = lambda T: spec(Table(), max_new_tokens=T).program(1).turns
+  assert turns(65) and not turns(64)
+
+
+@pytest.mark.parametrize(
+  "places, lanes, count, each",
+  [(5, None, 1, 5), (5, 3, 1, 3), (6, 3, 2, 2), (6, 9, 2, 3)],
+)
+def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
+  places, lanes, count, each
+):
+  """Of one device; at most one for each of its places."""
+  one = spec(Table(), lanes=lanes, mesh=devices(count))
+  assert one.program(places).lanes == each
+  halves = one.program(2 * places, parts=2)
+  assert (halves.chunk, halves.slots) == (8, 8)

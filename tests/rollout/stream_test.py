@@ -7,28 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
-import simple_sampler
 import tiers
 from small_decoders import (
   DOWN,
   KEY,
-  POLICY,
   RECALL,
   Feed,
   Table,
   by_prompt,
   devices,
   numbered,
-  policy_params,
   spec,
 )
 
-from brorl_jax.rollout import (
-  prefixes,
-  programs,
-  sampler,
-  stream,
-)
+from brorl_jax.rollout import programs, sampler, stream
 from brorl_jax.rollout.dynamic_sampling import (
   Chunk,
   RoundPlan,
@@ -269,30 +261,6 @@ def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
   want = together(prompts, n=n)
   for name in ("tokens", "logp", "mask", "truncated"):
     np.testing.assert_array_equal(of(name), getattr(want, name), err_msg=name)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-  "make",
-  [stream.stream, pytest.param(prefixes.stream, marks=pytest.mark.slow)],
-)
-def test_chunks_of_a_policy_are_the_rollouts_without_a_cache(make):
-  rng = np.random.default_rng(0)
-  mask = np.arange(7) >= 7 - np.array([3, 7, 1])[:, None]
-  tokens = np.where(mask, rng.integers(1, 24, (3, 7)), 0).astype(np.int32)
-  prompts = Prompts(tokens, mask, np.arange(3, dtype=np.int32))
-  how = dict(max_new_tokens=9, stop_ids=(1, 2))
-  chunks = spec(POLICY, n=8, **how)
-  of = joined(functools.partial(make, chunks, policy_params()), prompts, 64, 8)
-  want, logp, _ = simple_sampler.sample(
-    POLICY, policy_params(),
-    [row[real] for row, real in zip(tokens, mask, strict=True)],
-    KEY, n=64, **how,
-  )  # fmt: skip
-  # A uniform number may fall between two roundings of one sum.
-  differ = (of("tokens") != want).any(axis=2)
-  assert differ.mean() < 0.01
-  np.testing.assert_allclose(of("logp")[~differ], logp[~differ], atol=2e-5)
 
 
 def batch(*index):

@@ -68,11 +68,11 @@ def test_updates_have_what_the_phase_decided(wired, monkeypatch, count):
   """Also what the theorem is measured on, and how large a gradient may be."""
   told = {}
 
-  def apply(*_, **how):
+  def step(*_, **how):
     told.update(how)
     pytest.skip("made no update")
 
-  monkeypatch.setattr(learning.update, "apply", apply)
+  monkeypatch.setattr(learning.update, "minibatch_step", step)
   this, learn = updating(theory_prompts=count, spike=3.0, minibatches=1)
   (phase,), norms = this.phases, (*map(float, range(1, 21)),)
   credit = wired.stages.advantages(wired.kept, RunState())

@@ -13,7 +13,7 @@ from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import RolloutSpec
+from brorl_jax.rollout.slots import RolloutSpec
 from brorl_jax.stages import sampling
 
 ONE = np.ones((1, 2), np.int32)
