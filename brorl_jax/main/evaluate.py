@@ -11,13 +11,8 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from brorl_jax import config, evaluate
-<<<<<<< HEAD
-from brorl_jax.data import dataset, heldout
-from brorl_jax.errors import StorageError, UserError, as_user_error
-=======
 from brorl_jax.data import dataset
-from brorl_jax.errors import StorageError, UserError
->>>>>>> main
+from brorl_jax.errors import StorageError, UserError, as_user_error
 from brorl_jax.main import recorder
 from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.checkpoint_source import Start

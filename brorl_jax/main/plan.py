@@ -30,14 +30,13 @@ def run(
   layers stand for all.
   """
   c, judges = this.config, this.config.reward.verifier
-<<<<<<< HEAD
   if judges:
     own.Rewards(judges, workers=1).close()  # imports them
   for phase in this.phases:
     _show(this, phase)
   examples.check_data(c.data, own=bool(judges))
   if c.data.files and this.tokenizer is not None:
-    read = examples.Examples.of(c, this.text)
+    read = examples.Examples(c, this.text)
     read.heldout()
     longest = f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
     print(*read.log_lines, longest, sep="\n")
@@ -52,36 +51,6 @@ def run(
     mesh = where.mesh(this.machine.axes)
     one = meshes.part(mesh, where.processes)
     programs.show(CompileJob(this, this.phases[0], mesh, one, fast=fast), where)
-=======
-  try:
-    if judges:
-      own.Rewards(judges, workers=1).close()  # imports them
-    for phase in this.phases:
-      _show(this, phase)
-    examples.check_data(c.data, own=bool(judges))
-    if c.data.files and this.tokenizer is not None:
-      read = examples.Examples(c, this.text)
-      read.heldout()
-      longest = (
-        f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
-      )
-      print(*read.log_lines, longest, sep="\n")
-    elif c.data.files:
-      train, held = examples.read_files(c.data, own=bool(judges))
-      print(
-        f"files: {len(train.examples)} examples, held out "
-        f"{len(held.examples)}; the length of their prompts is unknown: "
-        f"{this.source.source} has no tokenizer.json"
-      )
-    if where is not None:
-      mesh = where.mesh(this.machine.axes)
-      one = meshes.part(mesh, where.processes)
-      programs.show(
-        CompileJob(this, this.phases[0], mesh, one, fast=fast), where
-      )
-  except ValueError as e:
-    raise UserError(str(e)) from None
->>>>>>> main
 
 
 def resolved(c: Config, where: Topology | None = None) -> Run:

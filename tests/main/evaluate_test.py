@@ -616,7 +616,7 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   assert (start.fields, start.domain, start.made) == (fields, "math", [])
   form = examples.file_form(fields, "math", own=False)
   read = lambda path: dataset.read(str(path), form=form, domains=DOMAINS)
-  _, held_out = data_heldout.split(read(path), one_in=4)
+  _, held_out = dataset.split(read(path), one_in=4)
   with pytest.raises(ValueError, match=f"of {trained_on} had this prompt"):
     refuse(trained_on, held_out)
   # Another file of that name shares its ids, and none of its prompts.
