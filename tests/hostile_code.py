@@ -21,8 +21,8 @@ import time
 
 from brorl_jax.verdicts import code
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.sandbox import process, seccomp_landlock
-from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox import process, seccomp_landlock, zygote
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -133,6 +133,24 @@ def run_all(names, level, canaries, *, at_once: int) -> dict[str, Report]:
   return reports
 
 
+def change_source(monkeypatch, old, new, times=100) -> list[str]:
+  """The source of the next jails has something else; returns their sources."""
+  real, sources = zygote._boot, []
+
+  def boot(**options):
+    text = real(**options).decode()
+    assert text.count(old) == 1
+    sources.append(text.replace(old, new) if len(sources) < times else text)
+    return sources[-1].encode()
+
+  monkeypatch.setattr(zygote, "_boot", boot)
+  return sources
+
+
+def children() -> set[int]:
+  return {*process._children(os.getpid())}
+
+
 class Canaries:
   """What a program must not touch, and whether it was touched.
 
@@ -173,7 +191,7 @@ class Canaries:
       found.append(f"secret: {self._before} -> {self._state()}")
     if self._victim.poll() is not None:
       found.append(f"victim: ended with {self._victim.returncode}")
-    left = self._children() - {self._victim.pid} - self._children_before
+    left = children() - {self._victim.pid} - self._children_before
     found += [f"process left: {self._describe(pid)}" for pid in left]
     if self._shared() != self._ipc:
       found.append(f"shared memory: {self._ipc} -> {self._shared()}")
@@ -231,7 +249,7 @@ class Canaries:
           self._hits.append(f"connection from {address!r}")
       with contextlib.suppress(OSError):
         self._hits.append(f"datagram {udp.recv(100)!r}")
-      alive = self._descendants()
+      alive = process.descendants(os.getpid())
       self.peak_kb = max(self.peak_kb, sum(map(self._kb, alive)))
       if len(alive) > MOST_PROCESSES:
         self._hits.append(f"{len(alive)} processes at once, all ended")
@@ -245,31 +263,15 @@ class Canaries:
     self._stack.callback(
       seccomp_landlock._prctl, seccomp_landlock._CHILD_SUBREAPER, 0
     )
-    self._children_before = self._children()
+    self._children_before = children()
     as_jail = {}
     if os.geteuid() == 0:
-      nobody = process.NOBODY
+      nobody = zygote.NOBODY
       as_jail = {"user": nobody, "group": nobody, "extra_groups": []}
     self._victim = subprocess.Popen(["sleep", "600"], **as_jail)
     self._places["VICTIM"] = self._victim.pid
     self._stack.callback(self._victim.wait)
     self._stack.callback(self._victim.kill)
-
-  def _children(self, pid=None):
-    found = set()
-    with contextlib.suppress(OSError):
-      for task in pathlib.Path(f"/proc/{pid or os.getpid()}/task").iterdir():
-        with contextlib.suppress(OSError):
-          found |= set(map(int, (task / "children").read_text().split()))
-    return found
-
-  def _descendants(self):
-    todo, found = [os.getpid()], set()
-    while todo:
-      new = self._children(todo.pop()) - found
-      found |= new
-      todo += new
-    return found
 
   def _kb(self, pid):
     with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
 """A table of judges that behave badly, for a template of the tests."""
 
 import importlib
+import inspect
 import mmap
 import os
 import pathlib
@@ -158,25 +159,12 @@ def descriptors() -> list[int]:
   return [fd for fd in range(256) if is_open(fd)]
 
 
-_WALLED = (allocate, touch, read, connect, fork, run, kill)
-_BARE = (
-  *(
-    echo,
-    slow_echo,
-    length,
-    hashed,
-    pid,
-    remember,
-    imported,
-    sleep,
-    spin,
-    work,
-  ),
-  *(crash, abort, segfault, recurse, leave, huge, unserialisable, say, drip),
-  *(environment, descriptors),
-)
+_WALLED = "allocate touch read connect fork run kill".split()
 LIBRARY_CALLS = {
-  **{f.__name__: LibraryCall(f) for f in _BARE},
-  **{f.__name__: LibraryCall(f, isolated=True) for f in _WALLED},
-  "remember_afresh": LibraryCall(remember, isolated=True, fresh=True),
+  name: LibraryCall(value, isolated=name in _WALLED)
+  for name, value in [*globals().items()]
+  if inspect.isfunction(value) and name != "preload"
 }
+LIBRARY_CALLS["remember_afresh"] = LibraryCall(
+  remember, isolated=True, fresh=True
+)

@@ -17,8 +17,8 @@ from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.pool import Job, Pool
 from brorl_jax.verdicts.sandbox import jail
-from brorl_jax.verdicts.sandbox.protocol import Limits
-from brorl_jax.verdicts.sandbox.usage import MAX_TEST_S, PATIENCE
+from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, PATIENCE
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 
 class Scorer:

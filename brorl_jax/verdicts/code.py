@@ -39,17 +39,17 @@ from typing import Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, overlong
-from brorl_jax.verdicts.sandbox import codec, process, protocol, zygote
+from brorl_jax.verdicts.sandbox import codec, jail_main, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
-from brorl_jax.verdicts.sandbox.protocol import Limits
-from brorl_jax.verdicts.sandbox.usage import MAX_TEST_S
+from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, Failed
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 from brorl_jax.verdicts.strict_json import Refused, show
 
 MAX_PROGRAM = 100_000  # characters
 MAX_TESTS = 10_000
 MAX_TEXT = 8 << 20  # bytes of one test's input or output
 
-_KILLED = f"exit status: {protocol.KILLED}"  # the frame has the reason
+_KILLED = f"exit status: {jail_main.KILLED}"  # the frame has the reason
 _TOGETHER = 8  # tests per process; each takes two of 64 descriptors
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 _EMPTY = "tests expects only empty outputs; any program would pass"
@@ -111,7 +111,7 @@ def verify(
     return fail
   try:
     ended = _run(program, parsed, limits or Limits(), jail or jails.mine())
-  except process.Failed as error:
+  except Failed as error:
     return Verdict("invalid", 0.0, f"verifier failed: {error}", program)
   return _verdict(program, parsed, ended)
 
@@ -200,7 +200,7 @@ def _verdict(program: str, tests: Tests, ended: zygote.JobResult) -> Verdict:
   count, frames = len(tests.outputs), ended.frames
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
     return judged(ended.reason, program)
-  if frames and frames[0].index == protocol.BEFORE:
+  if frames and frames[0].index == jail_main.BEFORE:
     faults = [_reason(frames[0].why)]
   elif len(frames) > count:
     faults = ["malformed results"]
@@ -222,9 +222,9 @@ def _fault_of_test(tests: Tests, index: int, frame: zygote.Frame) -> str:
   """Why a test of standard output, or a check, fails; "" if it passes."""
   if tests.mode == "check" and not frame.why:
     return ""
-  if tests.mode == "check" or frame.index == protocol.BEFORE:
+  if tests.mode == "check" or frame.index == jail_main.BEFORE:
     return _reason(frame.why)
-  if frame.status == protocol.OVERFLOW:
+  if frame.status == jail_main.OVERFLOW:
     return "too much output"
   if os.WIFSIGNALED(frame.status):
     return zygote.why(frame.status)

@@ -41,7 +41,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, get_args
@@ -49,9 +49,8 @@ from typing import Any, NamedTuple, NoReturn, get_args
 from brorl_jax.verdicts import base, pool
 from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
 from brorl_jax.verdicts.pool import TimedVerdict
-from brorl_jax.verdicts.sandbox import worker
-from brorl_jax.verdicts.sandbox.process import Failed
-from brorl_jax.verdicts.sandbox.usage import Deadline
+from brorl_jax.verdicts.sandbox import process
+from brorl_jax.verdicts.sandbox.process import Deadline, Failed
 from brorl_jax.verdicts.strict_json import show
 
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
@@ -362,20 +361,19 @@ class Rewards:
     """
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
-    self._workers = [FunctionWorker(names, timeout_s) for _ in range(workers)]
+    self.digests: dict[str, str] = {}
+    self._workers = [
+      FunctionWorker(names, timeout_s, self.digests) for _ in range(workers)
+    ]
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
     self._in_a_row = 0
     try:
-      hello = self._workers[-1].load()
+      self._whole = self._workers[-1].load()
     except Failed as error:
       self._workers[-1].close()
       raise ValueError(str(error)) from None
-    self.digests: dict[str, str] = hello["digests"]
-    self._whole: list[bool] = hello["whole"]
-    for each in self._workers:
-      each.digests = self.digests
     self._threads = futures.ThreadPoolExecutor(workers, "reward")
 
   def __enter__(self) -> Rewards:
@@ -432,19 +430,19 @@ class Rewards:
   def _call(
     self, which: int, responses: Sequence[str], example: str, step: int | None
   ) -> list[TimedVerdict]:
-    process, begin = self._idle.get(), time.monotonic()
+    worker, begin = self._idle.get(), time.monotonic()
     try:
       if self._in_a_row >= _IN_A_ROW:
         raise Failed(f"no answer {_IN_A_ROW} times in a row; not called again")
-      found = process.ask(which, responses, example, step)
+      found = worker.ask(which, responses, example, step)
       self._in_a_row = 0
     except Failed as error:
-      process.close()
+      worker.close()
       self._replaced[str(error)] += 1
       self._in_a_row += 1
       found = [_invalid(str(error))] * len(responses)
     finally:
-      self._idle.put(process)
+      self._idle.put(worker)
     each = (time.monotonic() - begin) / max(len(found), 1)
     return [TimedVerdict(verdict, each) for verdict in found]
 
@@ -471,29 +469,26 @@ def _example(example: Example) -> str:
   return json.dumps({**known, **example.columns})
 
 
-class FunctionWorker(worker.Worker):
-  """A process that calls a user's functions; one thread asks at a time.
+class FunctionWorker(process.Worker):
+  """A process that calls a user's functions; one thread asks at a time."""
 
-  Attributes:
-    digests: Hashes that the files of the functions must have; None: any.
-  """
-
-  def __init__(self, names: Sequence[str], timeout_s: float):
+  def __init__(
+    self, names: Sequence[str], timeout_s: float, digests: dict[str, str]
+  ):
+    """`digests` are the hashes that the first of all processes loaded."""
     super().__init__(reply_bytes=_MAX_REPLY)
-    self.digests: Mapping[str, str] | None = None
-    self._names, self._timeout_s = names, timeout_s
+    self._names, self._timeout_s, self._digests = names, timeout_s, digests
 
-  def load(self) -> dict[str, Any]:
-    """Starts the process and returns its first message; raises Failed."""
+  def load(self) -> list[bool]:
+    """Starts the process; which functions take a group; raises Failed."""
     with self._question(f"{_WHAT} = {[*self._names]}"):
-      self._begin(_LOAD_S)
-      hello = self._receive(Deadline(_LOAD_S))
+      hello = self._begin(_LOAD_S)
     if "error" in hello:
       raise Failed(hello["error"])
-    for name, digest in (self.digests or {}).items():
-      if hello["digests"][name] != digest:
+    for name, digest in hello["digests"].items():
+      if self._digests.setdefault(name, digest) != digest:
         raise Failed(f"the file of {name} changed during the run")
-    return hello
+    return hello["whole"]
 
   def ask(
     self, which: int, responses: Sequence[str], example: str, step: int | None
@@ -503,14 +498,14 @@ class FunctionWorker(worker.Worker):
       self.load()
     question = json.dumps([which, [*responses], example, step]).encode()
     with self._question(self._names[which]):
-      self._send(question, self._timeout_s)
-      found = self._receive(Deadline(self._timeout_s))
+      deadline = Deadline(self._timeout_s)
+      found = self._answer(question, deadline, self._timeout_s)
     return [Verdict(*verdict) for verdict in found]
 
   def _start(
     self, life: socket.socket, link: socket.socket
   ) -> subprocess.Popen:
-    return worker.python(
+    return process.python(
       __name__,
       [life, link],
       *self._names,
@@ -523,7 +518,7 @@ class FunctionWorker(worker.Worker):
 def main(descriptors: Sequence[int], *names: str) -> NoReturn:
   """Becomes a guard whose worker calls the functions of these names."""
   life, link = descriptors
-  worker.guard(life, link, functools.partial(_work, names=names))
+  process.guard(life, link, functools.partial(_work, names=names))
 
 
 def _work(link: int, names: Sequence[str]) -> None:
@@ -539,8 +534,8 @@ def _work(link: int, names: Sequence[str]) -> None:
     field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
     hello = {"error": f"{field}{text or type(error).__name__}"}
 
-  def answers(question: Any) -> Iterator[Any]:
+  def answer(question: Any) -> list[Any]:
     which, *asked = question
-    yield [*map(dataclasses.astuple, verdicts(functions[which], *asked))]
+    return [*map(dataclasses.astuple, verdicts(functions[which], *asked))]
 
-  worker.serve(link, hello, answers, reply_bytes=_MAX_REPLY)
+  process.serve(link, hello, answer, reply_bytes=_MAX_REPLY)

@@ -146,14 +146,12 @@ def test_slices_lie_along_data_and_links_decide_in_a_host(monkeypatch):
   ]  # fmt: skip
 
 
-def test_a_mesh_that_goes_over_slices_is_refused():
+@pytest.mark.parametrize(
+  "devices, axes", [((2, 2, 4), Axes(fsdp=16)), ((2, 3, 2), Axes(3, 4))]
+)
+def test_copies_are_a_multiple_of_the_slices(devices, axes):
   with refuses(ValueError, "data ... the 2 slices ... mesh_data = 2"):
-    meshes.over(chips(2, 2, 4), Axes(fsdp=16))
-
-
-def test_copies_are_a_multiple_of_the_slices():
-  with refuses(ValueError, "data ... the 2 slices"):
-    meshes.over(chips(2, 3, 2), Axes(data=3, fsdp=4))
+    meshes.over(chips(*devices), axes)
 
 
 def test_all_devices_come_by_slice_and_process(monkeypatch):

@@ -21,9 +21,7 @@ def test_what_a_checkpoint_names(tmp_path):
   assert one == (assets, training, 3)
   around = f"{training}/../x/../training/checkpoints/3"
   (tmp_path / "x").mkdir()
-  assert (
-    checkpoint_source.locate(around) == one
-  )  # messages name the folder as it is
+  assert checkpoint_source.locate(around) == one  # as messages name it
   assert checkpoint_source.find_run(str(assets)) is None
   assert checkpoint_source.find_run("") is None
 

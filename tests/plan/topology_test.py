@@ -175,9 +175,8 @@ def test_what_xla_may_use(monkeypatch, text, fraction, pool, options):
 
 def test_xla_is_told_of_the_gpu(monkeypatch):
   asked = {}
-  monkeypatch.setattr(
-    topology.topologies, "get_topology_desc", lambda **x: asked.update(x)
-  )
+  describe = lambda **x: asked.update(x)
+  monkeypatch.setattr(topology.topologies, "get_topology_desc", describe)
   topology._described(Name("h200", (3, 8)), CHIPS["h200"])
   assert asked["topology"] == asked["topology_name"] == "1x3x8"
   config = asked["target_config"]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from messages import mentions, refuses
+from messages import refuses
 
 from brorl_jax import config as sections
 from brorl_jax.errors import UserError
@@ -37,20 +37,17 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b"])
 def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
-  with pytest.raises(UserError) as e, folder.hold(tmp_path / name):
+  with refuses(UserError, "workdir "), folder.hold(tmp_path / name):
     pass
-  assert str(e.value).startswith("workdir ") and "\n" not in str(e.value)
   assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
 def test_a_run_without_its_config_is_told_the_way_back(tmp_path, name):
   (tmp_path / name).touch()
-  with pytest.raises(UserError) as e:
+  way = "missing ... --begin_again ... another workdir"
+  with refuses(UserError, f"{tmp_path}/config.json ... {way}"):
     check(tmp_path)
-  said = str(e.value)
-  assert mentions(said, f"{tmp_path}/config.json ... missing")
-  assert "--begin_again" in said and "another workdir" in said
 
 
 def test_the_identity_of_a_run_is_of_what_it_began_with():
@@ -109,10 +106,9 @@ def test_config_json_tells_what_ran(tmp_path):
   folder.write_config(values(lr=0.5), tmp_path)
   record = json.loads((tmp_path / "config.json").read_text())
   assert record["config"]["optim"]["lr"] == 0.5
-  assert (
-    record["config"]["data"]["families"]["gcd"]["settings"]["max_value"] == 40
-  )
-  assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+  gcd = record["config"]["data"]["families"]["gcd"]
+  assert gcd["settings"]["max_value"] == 40
+  assert record["python"] == platform.python_version()
   assert record["versions"].keys() >= {"jax", "flax", "optax", "numpy"}
   import jax
 
@@ -123,19 +119,12 @@ def test_config_json_tells_what_ran(tmp_path):
 def test_refuses_a_run_of_another_config(tmp_path):
   folder.write_config(values(), tmp_path)
   before = (tmp_path / "config.json").read_bytes()
-  with refuses(
-    UserError,
-    (
-      f"{tmp_path} ... optim.lr = 0.0003 (now 0.5), policy.dtype "
-      f"= 'float32' (now 'bfloat16') ... --allow_config_change"
-    ),
-  ):
+  lr, dtype = "lr = 0.0003 (now 0.5)", "dtype = 'float32' (now 'bfloat16')"
+  said = f"{tmp_path} ... optim.{lr}, policy.{dtype} ... --allow_config_change"
+  with refuses(UserError, said):
     check(tmp_path, lr=0.5, dtype="bfloat16")
-  changed = {"data.families.gcd.weight": 2.0}
-  with pytest.raises(
-    UserError, match=r"families\.gcd\.weight = 1\.0 \(now 2\.0\);"
-  ):
-    check(tmp_path, **changed)
+  with refuses(UserError, "data.families.gcd.weight = 1.0 (now 2.0);"):
+    check(tmp_path, **{"data.families.gcd.weight": 2.0})
   check(tmp_path, lr=0.5, allow_change=True)
   assert (tmp_path / "config.json").read_bytes() == before
 
@@ -184,9 +173,8 @@ def test_the_other_fields_may_not(tmp_path):
   "was, now", [("train", "evaluate"), ("evaluate", "train")]
 )
 def test_refuses_a_folder_of_another_mode(tmp_path, was, now):
-  folder.write_config(
-    values(), tmp_path, **{"mode": was} if now == "train" else {}
-  )
+  mode = {"mode": was} if now == "train" else {}
+  folder.write_config(values(), tmp_path, **mode)
   for allow in (False, True):
     with refuses(UserError, f"{tmp_path} ... --mode={was} ... --mode={now}"):
       folder.check(values(), tmp_path, allow_change=allow, mode=now)
@@ -195,10 +183,9 @@ def test_refuses_a_folder_of_another_mode(tmp_path, was, now):
 
 def test_refuses_a_folder_of_something_else(tmp_path):
   (tmp_path / "thesis.tex").touch()
-  with pytest.raises(UserError, match="do not belong to a run"):
-    check(tmp_path)
-  with pytest.raises(UserError, match="do not belong to a run"):
-    check(tmp_path, allow_change=True)
+  for allow in (False, True):
+    with refuses(UserError, "do not belong to a run"):
+      check(tmp_path, allow_change=allow)
 
 
 def test_refuses_a_file(tmp_path):
@@ -222,9 +209,8 @@ def test_refuses_what_it_may_not_write(tmp_path):
 @pytest.mark.parametrize("text", ['{"config": ', "[]", "{}", '{"config": 3}'])
 def test_refuses_a_config_json_that_cannot_be_read(tmp_path, text):
   (tmp_path / "config.json").write_text(text)
-  with pytest.raises(UserError, match=r"config\.json cannot be read") as e:
+  with refuses(UserError, "config.json cannot be read"):
     check(tmp_path, allow_change=True)
-  assert "\n" not in str(e.value)
 
 
 HOLD = """

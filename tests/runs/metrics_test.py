@@ -74,9 +74,8 @@ def test_tensorboard_has_histograms_and_texts(tmp_path, capsys):
   writer.write_evaluation(1, {"eval/pass_at_1": 0.5}, "  short [b]", "a\n**b")
   writer.close()
   shown = {v.tag: v for event in events(tmp_path) for v in event.summary.value}
-  found = {
-    name: (shown[name].histo.num, shown[name].histo.sum) for name in histograms
-  }
+  histo = {name: shown[name].histo for name in histograms}
+  found = {name: (x.num, x.sum) for name, x in histo.items()}
   assert found == {
     "histogram/reward": (5, 2), "histogram/length": (6, 9),
     "histogram/pass_rate": (2, pytest.approx(2 / 3)),
@@ -85,9 +84,8 @@ def test_tensorboard_has_histograms_and_texts(tmp_path, capsys):
   assert text.tensor.string_val == [b"    a\n    **b"]  # as it is
   _, *said = capsys.readouterr().err.splitlines()
   assert said == ["step 1/3  held-out pass@1 0.500", "  short [b]"]
-  assert metrics.read_lines(tmp_path / "metrics.jsonl") == [
-    {"step": 1, "x": 0.5}
-  ]
+  lines = metrics.read_lines(tmp_path / "metrics.jsonl")
+  assert lines == [{"step": 1, "x": 0.5}]
   nothing = groups._replace(scores=scored.scores(reward, valid=valid & False))
   assert "histogram/reward" not in metrics.histograms(nothing)
 
@@ -230,13 +228,11 @@ def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
   reward, valid, degenerate
 ):
   rollouts, _, _ = example()
-  scores = scored.scores(
-    np.array(reward, np.float32), valid=np.broadcast_to(valid, (2, 3))
-  )
+  valid = np.broadcast_to(valid, (2, 3))
+  scores = scored.scores(np.array(reward, np.float32), valid=valid)
   for kept in (True, False):
-    got = metrics.group_metrics(
-      rollouts, scores, np.array([kept, kept]), rollout_s=1.0
-    )
+    both = np.array([kept, kept])
+    got = metrics.group_metrics(rollouts, scores, both, rollout_s=1.0)
     assert got["sampling/degenerate_fraction"] == degenerate
     assert got["sampling/pass_rate"] == kept
 
@@ -309,9 +305,8 @@ def test_a_task_that_nobody_could_judge_has_no_reward():
 def test_rewards_of_a_step_are_of_what_could_be_judged():
   rollouts, reward, kept = example()
   valid = np.array([[True, True, True], [False] * 3])
-  got = metrics.group_metrics(
-    rollouts, scored.scores(reward, valid=valid), kept, rollout_s=1.0
-  )
+  judged = scored.scores(reward, valid=valid)
+  got = metrics.group_metrics(rollouts, judged, kept, rollout_s=1.0)
   assert got["reward/mean"] == pytest.approx(2 / 3)
   assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)
 

@@ -77,9 +77,8 @@ def test_wandb_has_what_metrics_jsonl_has(tmp_path, capsys):
   ((run, steps),) = starts(tmp_path)
   last = steps.pop(3)
   assert sum(last["histogram/reward/values"]) == 2
-  (page,) = tmp_path.glob(
-    f"wandb/offline-run-*/files/{last['eval/samples/path']}"
-  )
+  path = last["eval/samples/path"]
+  (page,) = tmp_path.glob(f"wandb/offline-run-*/files/{path}")
   assert "<pre>3 &lt; 4</pre>" in page.read_text()
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert steps == {
@@ -90,9 +89,8 @@ def test_wandb_has_what_metrics_jsonl_has(tmp_path, capsys):
   config = {key(x): json.loads(x.value_json) for x in run.config.update}
   assert {k: config[k] for k in CONFIG} == CONFIG
   assert run.project == "brorl" and run.display_name == tmp_path.name
-  assert (
-    f"wandb: wandb sync {tmp_path}/wandb/offline" in capsys.readouterr().err
-  )
+  said = capsys.readouterr().err
+  assert f"wandb: wandb sync {tmp_path}/wandb/offline" in said
 
 
 @pytest.mark.ci

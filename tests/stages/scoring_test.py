@@ -125,9 +125,8 @@ def test_what_a_verifier_failed_on_is_not_valid(monkeypatch, scorer):
     return Verdict(status, 0.5, "verifier failed: late", response)
 
   with_pool(monkeypatch, scorer, verdict)
-  got = scorer.scores(
-    3, examples().prompts(3, [0]), rollouts([["1", "2", "3"]])
-  )
+  prompts, said = examples().prompts(3, [0]), rollouts([["1", "2", "3"]])
+  got = scorer.scores(3, prompts, said)
   assert got.valid.tolist() == [[True, True, False]]
   assert got.reward.tolist() == [[1.0, 0.0, 0.0]]
   assert got.responses[0, 2].verdict.reason == "verifier failed: late"
@@ -136,14 +135,9 @@ def test_what_a_verifier_failed_on_is_not_valid(monkeypatch, scorer):
 def test_a_domain_may_pay_the_share_that_is_right(monkeypatch):
   pays = {"data.domains.gym.reward": "score"}
   scorer = Scorer(configured.config().reward, examples(**pays))
-  verdicts = {"1": "pass", "2": "fail", "3": "invalid"}
-  score = {"1": 1.0, "2": 0.75, "3": 0.75}
-  with_pool(
-    monkeypatch, scorer, lambda r: Verdict(verdicts[r], score[r], "", r)
-  )
-  got = scorer.scores(
-    3, examples().prompts(3, [0]), rollouts([["1", "2", "3"]])
-  )
+  said = {"1": ("pass", 1.0), "2": ("fail", 0.75), "3": ("invalid", 0.75)}
+  with_pool(monkeypatch, scorer, lambda r: Verdict(*said[r], "", r))
+  got = scorer.scores(3, examples().prompts(3, [0]), rollouts([[*said]]))
   assert got.reward.tolist() == [[1.0, 0.75, 0.0]]
 
 
@@ -213,22 +207,19 @@ def test_own_rewards_are_what_advantages_see(tmp_path):
   c = configured.config(**fields)
   some = configured.examples(c, text())
   assert some.domains == ["own"] and not some.families
-  bad = next(
-    p for p in range(40) if some.example(5, p).question in ("3?", "0?")
-  )
+  asked = [some.example(5, p).question for p in range(40)]
+  bad = next(p for p in range(40) if asked[p] in ("3?", "0?"))
   scorer = Scorer(c.reward, some)
   try:
-    assert scorer.sandbox == {} and scorer.log_lines == [
-      f"rewards: {file}:score"
-    ]
+    assert scorer.sandbox == {}
+    assert scorer.log_lines == [f"rewards: {file}:score"]
     name = scorer.functions["reward.verifier"]
     assert name["name"] == f"{file}:score" and len(name["digest"]) == 32
     said = [["7", "7", "8", "9"]]
     prompts = some.prompts(5, [bad])
     scores = scorer.scores(5, prompts, rollouts(said))
-    (evaluated,) = scorer.score_responses(
-      [some.example(5, bad)], rollouts(said)
-    )
+    one = [some.example(5, bad)]
+    (evaluated,) = scorer.score_responses(one, rollouts(said))
   finally:
     scorer.close()
   failed = some.example(5, bad).columns["bad"]

@@ -8,7 +8,7 @@ import sys
 
 import configured
 import pytest
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.data import dataset
 from brorl_jax.model import tokenizer
@@ -66,9 +66,7 @@ def test_an_instruction_follows_every_question():
 
 def test_a_config_without_any_data_names_both_ways_to_some():
   c = config(**{"data.domains.gym.weight": 0.0})
-  with pytest.raises(
-    ValueError, match=r"domains\.gym\.weight is 0 and .*files"
-  ):
+  with refuses(ValueError, "domains.gym.weight is 0 ... files"):
     configured.examples(c, text())
 
 
@@ -228,9 +226,7 @@ def test_a_held_out_puzzle_of_a_family_without_weight_may_be_any(tmp_path):
   ]
   path, given = tmp_path / "m.jsonl", {"data.heldout_files": (str(held),)}
   given["data.puzzles"] = True
-  with pytest.raises(
-    ValueError, match="may generate this held-out puzzle of gcd"
-  ):
+  with refuses(ValueError, "may generate this held-out puzzle of gcd"):
     from_file(path, train, **given)
   some = from_file(path, train, **given, **{"data.families.gcd.weight": 0.0})
   assert [e.id for e in some.heldout() if e.task == "gcd"] == ["p"]
@@ -328,12 +324,9 @@ def test_lines_of_any_form_are_trained_on(tmp_path):
   again.refuse_changes(some.fingerprint)
   # A column may be what a reward looks at: it is part of the data.
   records = [{**r, "level": 7} for r in arithmetic()]
-  with pytest.raises(
-    ValueError, match=r"data has changed: (source math|held out) was"
-  ):
-    from_file(tmp_path / "sums.jsonl", records, **OTHERS).refuse_changes(
-      some.fingerprint
-    )
+  other = from_file(tmp_path / "sums.jsonl", records, **OTHERS)
+  with pytest.raises(ValueError, match=r"(source math|held out) was"):
+    other.refuse_changes(some.fingerprint)
 
 
 def test_training_and_heldout_files_of_one_name_are_told_apart(tmp_path):
@@ -344,19 +337,14 @@ def test_training_and_heldout_files_of_one_name_are_told_apart(tmp_path):
     )
   held = {"data.heldout_files": (str(tmp_path / "y/sums.jsonl"),)}
   some = from_file(tmp_path / "x/sums.jsonl", arithmetic(8), **OTHERS, **held)
-  assert {e.id for e in some._train["math"]} == {
-    f"x/sums.jsonl/{i}" for i in range(1, 9)
-  }
-  assert {e.id for e in some._heldout} == {
-    f"y/sums.jsonl/{i}" for i in range(1, 9)
-  }
+  ids = lambda side: {f"{side}/sums.jsonl/{i}" for i in range(1, 9)}
+  assert {e.id for e in some._train["math"]} == ids("x")
+  assert {e.id for e in some._heldout} == ids("y")
 
 
 def test_names_of_fields_that_are_none_are_refused(tmp_path):
   wrong = {**OTHERS, "data.fields": "promt:question"}
-  with pytest.raises(
-    ValueError, match=r"config\.data\.fields: .*did you mean prompt\?"
-  ):
+  with refuses(ValueError, "config.data.fields: ... did you mean prompt?"):
     from_file(tmp_path / "sums.jsonl", arithmetic(), **wrong)
 
 
@@ -366,10 +354,8 @@ def test_names_of_fields_that_are_none_are_refused(tmp_path):
 )
 def test_a_domain_that_is_none_is_refused(tmp_path, domain, says):
   wrong = {**OTHERS, "data.domain": domain}
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, f"config.data.domain = {domain!r} ... {says}"):
     from_file(tmp_path / "sums.jsonl", arithmetic(), **wrong)
-  said = f"config.data.domain = {domain!r} is unknown; {says}"
-  assert str(e.value).startswith(said)
 
 
 def test_what_the_config_adds_to_every_prompt(tmp_path):
@@ -390,18 +376,15 @@ def test_what_the_config_adds_to_every_prompt(tmp_path):
   )
   assert example == plain.example(1, 0)
   assert some.fingerprint == plain.fingerprint
-  assert (
-    some.longest
-    > plain.longest
-    == max(len(plain._ids(e)) for e in [*plain._train["math"], *plain._heldout])
-  )
+  every = [*plain._train["math"], *plain._heldout]
+  assert plain.longest == max(len(plain._ids(e)) for e in every)
+  assert some.longest > plain.longest
 
 
 def test_what_is_added_must_be_text_that_can_be_read():
   for bad in ("<|im_end|>", "a\u200bb", "  "):
-    with pytest.raises(ValueError, match=r"config\.data\.system: ") as e:
+    with refuses(ValueError, "config.data.system: "):
       configured.examples(config(**{"data.system": bad}), text())
-    assert "\n" not in str(e.value)
 
 
 def test_another_chat_template_is_other_data():
@@ -417,6 +400,5 @@ def test_puzzles_without_their_library_are_refused_in_one_line(monkeypatch):
   gym._dataset.cache_clear()
   tables.library.cache_clear()
   monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-  with pytest.raises(ValueError, match=r"pip install 'brorl_jax\[gym\]'") as e:
+  with refuses(ValueError, "pip install 'brorl_jax[gym]'"):
     configured.examples(config(), text())
-  assert "\n" not in str(e.value)

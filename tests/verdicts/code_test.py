@@ -16,7 +16,7 @@ from brorl_jax.verdicts import code
 from brorl_jax.verdicts.base import Verdict
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox import process, zygote
-from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 SQUARE = {"inputs": ["3\n", "-4\n", "0\n"], "outputs": ["9\n", "16\n", "0"]}
 ADD = {"inputs": [[1, 2], [3, 4], [0, 0]], "outputs": [3, 7, 0]}

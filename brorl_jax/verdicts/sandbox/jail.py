@@ -43,15 +43,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.verdicts.sandbox import (
-  codec,
-  library_calls,
-  seccomp_landlock,
-)
+from brorl_jax.verdicts.sandbox import codec, library_calls, seccomp_landlock
 from brorl_jax.verdicts.sandbox.library_calls import isolation_error
-from brorl_jax.verdicts.sandbox.process import NOBODY, Failed, as_jail
-from brorl_jax.verdicts.sandbox.protocol import Limits
-from brorl_jax.verdicts.sandbox.zygote import JobResult, Zygote
+from brorl_jax.verdicts.sandbox.process import Failed
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
+from brorl_jax.verdicts.sandbox.zygote import (
+  NOBODY,
+  JobResult,
+  Zygote,
+  as_jail,
+)
 
 __all__ = ["Failed", "Jail", "isolation_error", "mine"]
 
@@ -198,29 +199,25 @@ def describe(level: Level) -> str:
 def measure() -> Level:
   """Measures the level of this machine; takes a second, once per process."""
   abi, machine = seccomp_landlock.landlock_abi(), platform.machine()
-  nothing = Level("none", "", "", "", abi, machine, None)
-  refusal = _refusal(abi, machine)
-  if refusal:
-    return dataclasses.replace(nothing, reason=refusal)
+  nothing = Level("none", _refusal(abi, machine), "", "", abi, machine, None)
+  if nothing.reason:
+    return nothing
   interpreter, version = _interpreter()
   if not interpreter:
     return dataclasses.replace(nothing, reason=version)
-  inner = Level("inner", "", interpreter, version, abi, machine, None)
-  bubblewrap = shutil.which("bwrap")
-  if bubblewrap:
-    full = dataclasses.replace(inner, name="full", bubblewrap=bubblewrap)
-    why = _try_out(full)
-    if not why:
-      return full
-    why = f"bwrap: {why}; {_ALLOW_NAMESPACES}"
-  else:
-    why = f"bwrap is not installed; {_INSTALL}"
-  inner = dataclasses.replace(inner, reason=why)
-  fault = _try_out(inner)
-  if fault:
-    return dataclasses.replace(
-      nothing, reason=f"{why}; and without bwrap: {fault}"
+  why = f"bwrap is not installed; {_INSTALL}"
+  inner = Level("inner", why, interpreter, version, abi, machine, None)
+  if bubblewrap := shutil.which("bwrap"):
+    full = dataclasses.replace(
+      inner, name="full", reason="", bubblewrap=bubblewrap
     )
+    if not (fault := _try_out(full)):
+      return full
+    why = f"bwrap: {fault}; {_ALLOW_NAMESPACES}"
+    inner = dataclasses.replace(inner, reason=why)
+  if fault := _try_out(inner):
+    why = f"{why}; and without bwrap: {fault}"
+    return dataclasses.replace(nothing, reason=why)
   return inner
 
 

@@ -2,7 +2,7 @@
 
     main(control, readable=["/usr/lib"], namespaces=True)
 
-process.py starts it and sends orders over a socket. The byte `JOB` comes with
+zygote.py starts it and sends orders over a socket. The byte `JOB` comes with
 descriptors: a memory file with the job, a pipe for the results and, for a
 check, a memory file with the tests. The interpreter reads none of them. It
 forks, waits until the job's process and all its descendants have ended, and
@@ -47,15 +47,25 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from brorl_jax.verdicts.sandbox import codec, protocol, seccomp_landlock
-from brorl_jax.verdicts.sandbox.protocol import (
-  BEFORE,
-  FRAME,
-  KILLED,
-  OVERFLOW,
-  STATUS,
-  Limits,
-)
+from brorl_jax.verdicts.sandbox import codec, seccomp_landlock
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
+
+# To and from a zygote.
+JOB = b"j"
+STATUS = struct.Struct("=id")  # wait status and CPU-seconds of a job
+BROKEN = 5  # exit status of a job's process that failed by itself
+LENGTH = struct.Struct("=I")  # of a message, which follows
+
+# Results of a job start with a byte, sent before the program is compiled.
+# Frames follow: `FRAME` and two byte strings, the value and, without a value,
+# the reason.
+BEGUN = b"+"
+# Index, wait status, whether it was the first test of its process, CPU seconds,
+# lengths of two byte strings.
+FRAME = struct.Struct("=ii?dII")
+OVERFLOW = -1  # as a status: more output than the limit
+BEFORE = -1  # as an index: failed before the first test
+KILLED = 9  # exit status of a stdio job: a process of it was killed
 
 _OPEN_FILES = 256  # descriptors of a zygote
 # The end of a test: exit status, CPU seconds and name of the error.
@@ -78,7 +88,7 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   """Forks one process per job until the host closes its end of the socket.
 
   Args:
-    control: Our end of a packet socket.
+    control: Our end of a socket.
     readable: Paths that jobs may read: the files of the interpreter.
     namespaces: Whether this process has its own namespaces. Then it mounts a
       folder for scratch files, which ends with it. Otherwise jobs can write
@@ -98,7 +108,7 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   gc.freeze()  # a collection in a program must not touch shared pages
   seccomp_landlock.adopt_orphans()
   sock, jobs = socket.socket(fileno=control), 0
-  sock.send(json.dumps({"pid": os.getpid()}).encode())
+  write(control, framed(codec.dumps({"pid": os.getpid()})))
   while True:
     order, fds, _, _ = socket.recv_fds(sock, 1, 3)
     if not order:
@@ -157,7 +167,7 @@ def _job(
   fds: Sequence[int], scratch: str | None, readable: Sequence[str]
 ) -> NoReturn:
   """The process of a job."""
-  status = protocol.BROKEN
+  status = BROKEN
   try:
     seccomp_landlock.die_with_parent()
     null = os.open(os.devnull, os.O_RDWR)
@@ -176,7 +186,7 @@ def _job(
       writable=[scratch, os.devnull] if scratch else [os.devnull],
       forks=job["mode"] != "call",
     )
-    os.write(fds[1], protocol.BEGUN)
+    os.write(fds[1], BEGUN)
     if job["mode"] == "call":
       status = calls(job, fds[1])
     elif job["mode"] == "stdio":
@@ -229,6 +239,11 @@ def write(fd: int, data: bytes) -> None:
   view = memoryview(data)
   while view:
     view = view[os.write(fd, view) :]
+
+
+def framed(data: bytes) -> bytes:
+  """A message: its length and the data."""
+  return LENGTH.pack(len(data)) + data
 
 
 def name_of(error: BaseException) -> bytes:
@@ -429,8 +444,6 @@ def _run_program(code: types.CodeType) -> tuple[int, bytes]:
 # memory. One has the program; the other has the tests and decides. Only plain
 # data crosses the pipes.
 
-_LENGTH = struct.Struct("=I")
-
 
 class _Lost(BaseException):
   """The other process ended or sent malformed data."""
@@ -513,7 +526,7 @@ def _call_candidate(
   asked: int, answered: int, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
   request = codec.dumps(codec.encode([args, kwargs]))
-  write(asked, _LENGTH.pack(len(request)) + request)
+  write(asked, framed(request))
   index, payload, why = _receive_frame(answered)
   try:
     value = codec.decode(codec.loads(payload))
@@ -553,7 +566,7 @@ def _is_opaque(value: Any) -> bool:
 
 
 def _receive(fd: int) -> bytes:
-  return _read_all(fd, _LENGTH.unpack(_read_all(fd, _LENGTH.size))[0])
+  return _read_all(fd, LENGTH.unpack(_read_all(fd, LENGTH.size))[0])
 
 
 def _receive_frame(fd: int) -> tuple[int, bytes, bytes]:

@@ -9,7 +9,7 @@ so no call measures time. If a call raises, the verifier has failed.
 
 The first worker of this process starts a zygote, which imports the libraries
 once, in seconds, and then only forks: it reads no model text. Each worker is
-forked from it within milliseconds, with a guard (worker.py). It reads model
+forked from it within milliseconds, with a guard (process.py). It reads model
 text. Before its first question it closes every descriptor but its link and
 restricts itself (seccomp_landlock.py): it can write no file, read only the
 libraries, and reach neither the network nor another process.
@@ -32,18 +32,12 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from brorl_jax.verdicts.sandbox import (
-  jail_main,
-  process,
-  seccomp_landlock,
-  usage,
-  worker,
-)
+from brorl_jax.verdicts.sandbox import jail_main, process, seccomp_landlock
 from brorl_jax.verdicts.sandbox.process import Failed
-from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 MAX_QUESTION = 4 << 20  # bytes
 _MAX_REPLY = 64 << 10
@@ -153,7 +147,7 @@ def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
 # The host's side.
 
 
-class LibraryWorker(worker.Worker):
+class LibraryWorker(process.Worker):
   """A process that answers one library call at a time."""
 
   def __init__(self, calls: str = __name__):
@@ -169,7 +163,7 @@ class LibraryWorker(worker.Worker):
 
     Args:
       *args: JSON values, at most 4 MiB together.
-      timeout: Seconds of CPU time, or of sleep, > 0; see usage.py.
+      timeout: Seconds of CPU time, or of sleep, > 0; see process.py.
 
     Raises:
       Failed: There is no answer; the message is one line.
@@ -185,12 +179,9 @@ class LibraryWorker(worker.Worker):
       if not self._running():
         self._begin_again()
       assert self._guard is not None
-      clock = usage.JobClock(
-        self._guard.pid, Limits(test_s=timeout, total_s=math.inf)
-      )
+      clock = process.JobClock(self._guard.pid, timeout, math.inf)
       clock.tested()  # earlier questions do not count
-      self._send(question, usage.PATIENCE * timeout)
-      value = self._receive(clock)
+      value = self._answer(question, clock, process.PATIENCE * timeout)
     self._asked += 1
     if call in self._fresh or self._asked >= _QUESTIONS:
       self.close()
@@ -199,7 +190,7 @@ class LibraryWorker(worker.Worker):
   def _begin_again(self) -> None:
     self._asked = 0
     try:
-      self._begin(_CLONE_S)
+      self._fresh = self._begin(_CLONE_S)
     except Failed:
       if self._stopped or self._zygote is None:
         raise
@@ -208,16 +199,14 @@ class LibraryWorker(worker.Worker):
         if _loaded.get(self._calls) is self._zygote:
           del _loaded[self._calls]
       self._zygote.close()
-      self._begin(_CLONE_S)
-    self._fresh = self._receive(usage.Deadline(_CLONE_S))
+      self._fresh = self._begin(_CLONE_S)
 
   def _start(self, life: socket.socket, link: socket.socket) -> None:
     self._zygote = zygote = libraries(self._calls)
-    # The socket keeps packets whole when several threads send. If the zygote
-    # has ended, no guard says hello.
-    fds = [life.fileno(), link.fileno()]
+    # One byte with its descriptors stays whole when several threads send. If
+    # the zygote has ended, no guard says hello.
     with contextlib.suppress(OSError):
-      socket.send_fds(zygote.control, [b"w"], fds)
+      socket.send_fds(zygote.life, [b"w"], [life.fileno(), link.fileno()])
 
 
 def isolation_error(calls: str = __name__) -> str:
@@ -236,19 +225,19 @@ def libraries(calls: str) -> process.Process:
     # In a fork of ours it is not a child of the fork, and so not alive.
     if zygote is None or not zygote.alive():
       kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
-      control, theirs = process.pair()
-      with theirs:
-        popen = worker.python(
+      zygote = process.Process(
+        lambda life: process.python(
           __name__,
-          [theirs],
+          [life],
           calls,
           flag="-s",
           env={**kept, **process.ENVIRONMENT, **_ENVIRONMENT},
           cwd="/",
           stdout=subprocess.DEVNULL,
           stderr=subprocess.DEVNULL,
-        )
-      zygote = process.Process(control, popen, patience_s=_LOAD_S)
+        ),
+        patience_s=_LOAD_S,
+      )
       if "error" in zygote.hello:
         zygote.close()
         error = zygote.hello["error"]
@@ -278,11 +267,11 @@ def main(descriptors: Sequence[int], calls: str) -> NoReturn:
     hello["isolation_error"] = _try_isolation()
     seccomp_landlock.drop_capabilities()
   except BaseException as error:
-    hello["error"] = worker.describe(error)
+    hello["error"] = process.describe(error)
   gc.collect()
   gc.freeze()  # a collection in a worker must not touch shared pages
   signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards leave no zombies
-  host.send(json.dumps(hello).encode())
+  process.tell(host.fileno(), hello)
   isolated = not hello.get("isolation_error")
   work = functools.partial(_work, table=table, isolated=isolated)
   while True:
@@ -293,7 +282,7 @@ def main(descriptors: Sequence[int], calls: str) -> NoReturn:
       host.close()
       os.setsid()  # a guard kills its process group
       life, link = fds
-      worker.guard(life, link, work)
+      process.guard(life, link, work)
     for fd in fds:
       os.close(fd)
 
@@ -315,12 +304,12 @@ def _try_isolation() -> str:
   read, write = os.pipe()
   pid = os.fork()
   if pid == 0:
+    result = "up"
     try:
       seccomp_landlock.isolate(_LIMITS, readable=readable(), writable=())
     except BaseException as error:
-      os.write(write, worker.describe(error).encode())
-    else:
-      os.write(write, b"up")
+      result = process.describe(error)
+    os.write(write, result.encode())
     os._exit(0)
   os.close(write)
   result = jail_main.contents(read).decode()
@@ -335,7 +324,7 @@ def _work(link: int, *, table: Mapping[str, Any], isolated: bool) -> None:
   if isolated:
     seccomp_landlock.isolate(_LIMITS, readable=readable(), writable=())
 
-  def answers(question: Any) -> Iterator[Any]:
+  def answer(question: Any) -> Any:
     name, args = question
     if name not in table:
       raise LookupError(
@@ -345,7 +334,7 @@ def _work(link: int, *, table: Mapping[str, Any], isolated: bool) -> None:
       raise PermissionError(
         f"{name!r} may execute model text, and this machine cannot isolate it"
       )
-    yield table[name].function(*args)
+    return table[name].function(*args)
 
   fresh = [name for name, call in table.items() if call.fresh]
-  worker.serve(_LINK, fresh, answers, reply_bytes=_MAX_REPLY)
+  process.serve(_LINK, fresh, answer, reply_bytes=_MAX_REPLY)

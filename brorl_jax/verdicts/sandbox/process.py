@@ -1,26 +1,45 @@
-"""Starts, clones and ends the process of a zygote, and sends it jobs.
+"""Processes that end with us: their start and end, their time, their answers.
 
-jail_main.py runs inside that process. With bubblewrap a zygote for programs has
-new namespaces: only /usr to read, no /proc, two devices and no network. Without
-it, only the restrictions that each job puts on itself apply. If we are root, it
-runs as the user nobody.
+    host                processes
+    Process -- life --- zygote   forks others: jail_main.py, library_calls.py
+    Worker --- link --- worker   answers questions
+          \\--- life --- guard    the parent of the worker. When that ends or
+                                 `life` closes, it kills all its descendants
+                                 and ends
+
+A message is four bytes of length and a JSON text. A zygote or guard sends one
+with its "pid". The reply to a question is {"value": ...} or {"error": text}.
+The first message of a worker is a reply without a question. A worker that was
+late, died or sent a malformed reply is never asked again: the next question
+starts another. library_calls.py and own.py say how a worker is started and what
+it answers.
+
+`JobClock` has time limits that do not depend on the load of the machine. A job
+has seconds of CPU time, not of wall time. It may sleep for equally long. Sleep
+is the time in which its processes neither run nor wait for a CPU, according to
+the kernel's scheduler. Without such data all time that is not CPU time counts
+as sleep.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
-import pathlib
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from brorl_jax.verdicts.sandbox import protocol
+from brorl_jax.verdicts.sandbox import jail_main, seccomp_landlock
+from brorl_jax.verdicts.sandbox.jail_main import LENGTH, framed
 
 # Environment of every zygote. The trainer's environment may hold secrets.
 ENVIRONMENT = {
@@ -31,59 +50,27 @@ ENVIRONMENT = {
   "PYTHONSAFEPATH": "1",
   "PYTHONUTF8": "1",
 }
-NOBODY = 65534  # user of the jail if we are root
+# Wall seconds per CPU second that a job may take: a job that gets a tenth of a
+# CPU can still use all its CPU seconds.
+PATIENCE = 10
+# Longest time limit, in CPU seconds per test, that an example may set.
+MAX_TEST_S = 60.0
 
-_START_S = 20.0  # it takes 0.1 s, more on a busy machine
-# Those of each before itself.
-_MODULES = """
-  protocol seccomp_landlock codec jail_main
-"""
-
-# The jail cannot read this package; it receives the sources of these modules.
-_BOOT = """
-import sys
-sys.path[:] = [p for p in sys.path if p]
-import json, types
-with open(int(sys.argv[1]), "rb") as file:
-  boot = json.loads(file.read())
-for name, source in boot["modules"].items():
-  parent = ""
-  for part in name.split("."):
-    full = parent + "." + part if parent else part
-    if full not in sys.modules:
-      module = types.ModuleType(full)
-      module.__path__ = []
-      sys.modules[full] = module
-      if parent:
-        setattr(sys.modules[parent], part, module)
-    parent = full
-  exec(compile(source, name, "exec"), vars(sys.modules[name]))
-sys.modules[boot["main"]].main(int(sys.argv[2]), **boot["options"])
-"""
-_READABLE = (
-  "/usr/lib",
-  "/usr/lib64",
-  "/usr/local/lib",
-  "/usr/share/zoneinfo",
-  "/lib",
-  "/lib64",
-)
 _END_S = 10.0
+_TICK_S = 0.1
+_HERTZ = os.sysconf("SC_CLK_TCK")
+_DIED = "the worker process died"
 
 
 class Failed(RuntimeError):
   """The sandbox failed, so there is no verdict on the program."""
 
 
-class Died(Exception):
-  """The zygote ended unexpectedly."""
-
-
 class Process:
   """A process that ends when its socket closes.
 
   Attributes:
-    control: Socket that carries the orders.
+    life: Socket to the process.
     hello: The first message of the process, with its "pid".
     pid: Process id in our namespace.
     owner: Id of the process that started it.
@@ -91,70 +78,115 @@ class Process:
 
   def __init__(
     self,
-    control: socket.socket,
-    popen: subprocess.Popen | None = None,
+    start: Callable[[socket.socket], subprocess.Popen | None],
     *,
     patience_s: float,
   ):
-    """Waits until the process is ready.
+    """Starts a process and waits until it is ready.
 
     Args:
-      control: Our end of a `pair`.
-      popen: Our child: the process itself or its parent.
+      start: Receives the other end of `life`; returns our child, which is the
+        process or its parent, or None if a zygote forks it.
 
     Raises:
       Failed: The process did not become ready.
     """
-    self.control, self.owner, self._popen = control, os.getpid(), popen
-    pids: list[int] = []
-    self._end = weakref.finalize(self, _end, self.owner, popen, control, pids)
-    control.settimeout(patience_s)
+    self.life, theirs = socket.socketpair()
     try:
-      self.hello = json.loads(control.recv(1 << 16))
-    except (OSError, ValueError):  # too late, or it ended
+      with theirs:
+        self._popen = start(theirs)
+    except BaseException:
+      self.life.close()
+      raise
+    self.owner, pids = os.getpid(), list[int]()
+    ours = self.owner, self._popen, self.life, pids
+    self._end = weakref.finalize(self, _end, *ours)
+    try:
+      self.hello = _received(self.life, Deadline(patience_s), 1 << 16)
+    except Failed:  # too late, or it ended
       self.close()
       raise Failed("no answer") from None
-    control.settimeout(None)
+    self.life.settimeout(None)
     self.pid: int = self.hello["pid"]
-    if popen is None:  # the pid of a child may be that of its namespace
+    if self._popen is None:  # the pid of a child may be that of its namespace
       pids.append(self.pid)
 
   def alive(self) -> bool:
     """Whether our child runs."""
     return self._popen is not None and self._popen.poll() is None
 
-  def begin(self, texts: Sequence[bytes], answers: int) -> None:
-    """Starts a job of a zygote, or raises Died.
-
-    Args:
-      texts: The job and the other files that it reads.
-      answers: File descriptor for the results; closed here.
-    """
-    files = [memory(text) for text in texts]
-    try:
-      fds = [files[0], answers, *files[1:]]
-      socket.send_fds(self.control, [protocol.JOB], fds)
-    except OSError:
-      raise Died from None
-    finally:
-      for fd in (answers, *files):
-        os.close(fd)
-
   def stop(self) -> None:
     """Asks the process to end with its work; callable from any thread."""
     with contextlib.suppress(OSError):
-      self.control.shutdown(socket.SHUT_WR)
+      self.life.shutdown(socket.SHUT_WR)
 
   def close(self) -> None:
     """Ends the process and waits for it, so that no zombie remains."""
     self._end()
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-  """Two ends of a socket that keeps packets whole."""
-  linux = sys.platform == "linux"  # macOS has streams alone
-  kind = socket.SOCK_SEQPACKET if linux else socket.SOCK_STREAM
-  return socket.socketpair(socket.AF_UNIX, kind)
+def _end(
+  owner: int,
+  popen: subprocess.Popen | None,
+  life: socket.socket,
+  pids: Sequence[int],
+) -> None:
+  if os.getpid() != owner:  # a fork of ours must not end it
+    life.close()
+    return
+  # When we hang up, the process kills what it started, waits for it and ends.
+  # A zygote of a jail is the first process of its namespaces, which end with
+  # it.
+  left_s = _END_S
+  try:
+    life.shutdown(socket.SHUT_WR)
+    life.settimeout(_END_S)
+    while life.recv(64):
+      pass
+  except TimeoutError:  # it is stopped
+    left_s = 0.0
+    for pid in pids:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+  except OSError:
+    pass
+  life.close()
+  if popen is not None:
+    try:
+      popen.wait(left_s)
+    except subprocess.TimeoutExpired:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(popen.pid, signal.SIGKILL)
+      popen.wait()
+
+
+def _received(
+  link: socket.socket, clock: JobClock | Deadline, most: int
+) -> Any:
+  """The next message, of at most `most` bytes; raises Failed."""
+  data, size = b"", LENGTH.size
+  try:
+    while len(data) < size:
+      link.settimeout(clock.wait_s)
+      with contextlib.suppress(TimeoutError):
+        part = link.recv(size - len(data))
+        if not part:
+          raise Failed(_DIED)
+        data += part
+      if len(data) == size == LENGTH.size:
+        (more,) = LENGTH.unpack(data)
+        if more > most:
+          raise Failed(f"a malformed reply of {more} bytes")
+        size += more
+      if len(data) < size and clock.late():
+        raise Failed(f"late: no answer in {clock.seconds:g} s")
+  except OSError:
+    raise Failed(_DIED) from None
+  # A process that executed model text may send anything.
+  try:
+    return json.loads(data[LENGTH.size :])
+  except (ValueError, RecursionError) as error:
+    raise Failed(f"a malformed reply ({type(error).__name__})") from None
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen:
@@ -168,135 +200,327 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen:
     raise Failed(f"cannot start {command[0]}: {error}") from None
 
 
-def _end(
-  owner: int,
-  popen: subprocess.Popen | None,
-  control: socket.socket,
-  pids: Sequence[int],
-) -> None:
-  if os.getpid() != owner:  # a fork of ours must not end it
-    control.close()
-    return
-  # When its socket closes, the process kills what it started, waits for it and
-  # ends. A zygote of a jail is the first process of its namespaces, which end
-  # with it.
-  left_s = _END_S
-  try:
-    control.shutdown(socket.SHUT_WR)
-    control.settimeout(_END_S)
-    while control.recv(64):
+def python(
+  module: str,
+  sockets: Sequence[socket.socket],
+  *args: str,
+  flag: str,
+  **options: Any,
+) -> subprocess.Popen:
+  """Starts `main(descriptors, *args)` of a module in a new interpreter."""
+  path = [os.path.abspath(entry) for entry in sys.path]
+  fds = [it.fileno() for it in sockets]
+  code = (
+    f"import importlib, sys\nsys.path[:] = {path!r}\n"
+    f"importlib.import_module({module!r}).main({fds}, *sys.argv[1:])"
+  )
+  command = [sys.executable, flag, "-c", code, *args]
+  return popen(command, pass_fds=fds, **options)
+
+
+class Worker(abc.ABC):
+  """The host's side of a worker; one thread asks, any thread may call `stop`.
+
+  Attributes:
+    failures: Questions without an answer; each ended a process.
+  """
+
+  def __init__(self, *, reply_bytes: int):
+    self.failures = 0
+    self._reply_bytes = reply_bytes
+    self._guard: Process | None = None
+    self._link: socket.socket | None = None
+    self._stopped = False
+
+  @abc.abstractmethod
+  def _start(
+    self, life: socket.socket, link: socket.socket
+  ) -> subprocess.Popen | None:
+    """Starts a guard with these ends; its process if it is our child."""
+
+  def stop(self) -> None:
+    """Ends the question in progress and refuses further ones; any thread."""
+    self._stopped = True
+    guard = self._guard
+    if guard is not None:
+      guard.stop()
+
+  def close(self) -> None:
+    """Ends the process. A later question starts a new one."""
+    guard, self._guard = self._guard, None
+    if guard is not None:
+      guard.close()
+    if self._link is not None:
+      self._link.close()
+      self._link = None
+
+  def _running(self) -> bool:
+    """Whether a process waits for a question."""
+    if self._stopped:
+      raise Failed("stopped")
+    if self._link is not None:
+      poll = select.poll()
+      poll.register(self._link, select.POLLIN)
+      if poll.poll(0):  # without a question: the process was killed
+        self.close()
+    # After a fork of ours, the process belongs to the parent.
+    return self._guard is not None and self._guard.owner == os.getpid()
+
+  def _begin(self, patience_s: float) -> Any:
+    """Starts a process; returns the value of its first message."""
+    link, its_link = socket.socketpair()
+    try:
+      with its_link:
+        guard = Process(
+          lambda life: self._start(life, its_link), patience_s=patience_s
+        )
+    except BaseException:
+      link.close()
+      raise
+    weakref.finalize(guard, link.close)
+    self._guard, self._link = guard, link
+    if self._stopped:  # checked after stop() can see the process
+      raise Failed("stopped")
+    return self._receive(Deadline(patience_s))
+
+  def _answer(
+    self, question: bytes, clock: JobClock | Deadline, seconds: float
+  ) -> Any:
+    """The value of the reply to a question, which is read in some seconds."""
+    assert self._link is not None
+    try:
+      self._link.settimeout(seconds)
+      self._link.sendall(framed(question))
+    except TimeoutError:
+      raise Failed(f"late: question not read in {seconds:g} s") from None
+    except OSError:
+      raise Failed(_DIED) from None
+    return self._receive(clock)
+
+  def _receive(self, clock: JobClock | Deadline) -> Any:
+    """The value of the next reply."""
+    assert self._link is not None
+    match _received(self._link, clock, self._reply_bytes):
+      case {"value": value}:
+        return value
+      case {"error": str(text)}:
+        raise Failed(" ".join(text.split())[:400])
+    raise Failed("a malformed reply")
+
+  @contextlib.contextmanager
+  def _question(self, name: str) -> Iterator[None]:
+    """Ends the process if there is no answer."""
+    try:
+      yield
+    except Failed as error:
+      self.failures += 1
+      self.close()
+      raise Failed(f"{name}: {error}") from None
+    except BaseException:  # an interrupt: the answer may still come
+      self.close()
+      raise
+
+
+# In the processes.
+
+
+def guard(life: int, link: int, work: Callable[[int], object]) -> NoReturn:
+  """Becomes a guard; `work` gets the link in a worker."""
+  signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+  host = socket.socket(fileno=life)
+  if sys.platform == "linux":
+    seccomp_landlock.adopt_orphans()
+  worker = os.fork()
+  if worker == 0:
+    try:
+      if sys.platform == "linux":
+        seccomp_landlock.die_with_parent()
+      host.close()
+      work(link)
+    finally:
+      os._exit(0)
+  os.close(link)
+  with contextlib.suppress(OSError):  # the host has hung up
+    tell(life, {"pid": os.getpid()})
+
+  def hung_up() -> None:
+    with contextlib.suppress(OSError):
+      host.recv(1)
+    _kill_all()
+
+  threading.Thread(target=hung_up, daemon=True).start()
+  with contextlib.suppress(ChildProcessError):  # that thread reaped it
+    while os.wait()[0] != worker:  # an orphan
       pass
-  except TimeoutError:  # it is stopped
-    left_s = 0.0
-    for pid in pids:
+  _kill_all()
+
+
+def _kill_all() -> NoReturn:
+  """Kills and reaps all descendants, then this process."""
+  # A killed process may have started others meanwhile, in other sessions.
+  while alive := descendants(os.getpid()):
+    for pid in alive:
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-  except OSError:
-    pass
-  control.close()
-  if popen is not None:
+    time.sleep(0.002)
+    with contextlib.suppress(ChildProcessError):
+      while os.waitpid(-1, os.WNOHANG)[0]:
+        pass
+  # For kernels that do not list descendants: kill our own process group.
+  os.killpg(0, signal.SIGKILL)
+  os._exit(0)
+
+
+def tell(link: int, value: Any, most: int = 1 << 16) -> None:
+  """Sends a message of at most `most` bytes from a process."""
+  data = json.dumps(value).encode()
+  if len(data) > most:
+    raise ValueError(f"a reply of {len(data)} bytes; the limit is {most}")
+  jail_main.write(link, framed(data))
+
+
+def serve(
+  link: int, hello: Any, answer: Callable[[Any], Any], *, reply_bytes: int
+) -> None:
+  """Sends `hello`, then answers until the host closes the link."""
+  os.set_inheritable(link, False)
+  me = os.getpid()
+
+  def send(reply: Any) -> None:
+    if os.getpid() != me:  # a function forked, and the child returned too
+      os._exit(0)
+    tell(link, reply, reply_bytes)
+
+  send({"value": hello})
+  stream = open(link, "rb", closefd=False)
+  while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+    question = stream.read(*LENGTH.unpack(head))
     try:
-      popen.wait(left_s)
-    except subprocess.TimeoutExpired:
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(popen.pid, signal.SIGKILL)
-      popen.wait()
+      send({"value": answer(json.loads(question))})
+    # Model text may raise anything, SystemExit too.
+    except BaseException as error:
+      send({"error": describe(error)})
 
 
-def memory(data: bytes) -> int:
-  """A file in memory, positioned at its start."""
-  fd = os.memfd_create("job")
-  with open(fd, "wb", closefd=False) as file:
-    file.write(data)
-  os.lseek(fd, 0, os.SEEK_SET)
-  return fd
+def describe(error: BaseException) -> str:
+  """Type and message of an error, in one short line."""
+  text = " ".join(str(error).split())[:300]
+  return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def as_jail() -> dict[str, Any]:
-  """Popen options for the user of the jail."""
-  nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-  return nobody if os.geteuid() == 0 else {}
+# What processes use, and when they are late.
 
 
-def start_jail(interpreter: str, bubblewrap: str | None) -> Process:
-  """Starts a zygote for programs inside its jail.
+class Usage(NamedTuple):
+  """Seconds of a process and of the children that it waited for."""
 
-  Args:
-    interpreter: Path of the Python that runs the programs. The user of the jail
-      (nobody if we are root) must be able to read it.
-    bubblewrap: Path of bwrap, or None for process restrictions alone.
+  cpu_s: float
+  # Time ready to run but without a CPU, of its own threads alone.
+  waited_s: float
 
-  Raises:
-    Failed: The zygote did not start.
+
+def descendants(pid: int) -> dict[int, Usage]:
+  """Usage of the living descendants of a process, by pid."""
+  by_pid: dict[int, Usage] = {}
+  todo = _children(pid)
+  while todo:
+    child = todo.pop()
+    # It may have ended by now.
+    with contextlib.suppress(OSError, IndexError):
+      by_pid[child] = _usage(child)
+    todo += _children(child)
+  return by_pid
+
+
+def _children(pid: int) -> list[int]:
+  children = []
+  with contextlib.suppress(OSError):
+    for task in os.listdir(f"/proc/{pid}/task"):
+      with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+          children += map(int, file.read().split())
+  return children
+
+
+def _usage(pid: int) -> Usage:
+  with open(f"/proc/{pid}/stat") as file:
+    fields = file.read().rpartition(")")[2].split()
+  waited = 0
+  for task in os.listdir(f"/proc/{pid}/task"):
+    # This thread may have ended while the others have not.
+    with contextlib.suppress(OSError, IndexError):
+      with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+        waited += int(file.read().split()[1])
+  return Usage(sum(map(int, fields[11:15])) / _HERTZ, waited / 1e9)
+
+
+class JobClock:
+  """Whether the descendants of a process have used up the time of a job.
+
+      clock = JobClock(pid, 5.0, 30.0)     # when the job begins
+      clock.wait_s                   # seconds until the next look
+      clock.late()                   # whether the job has to be ended
+      clock.tested()                 # a test has ended, the next one begins
+
+  It looks at the processes ten times a second. Most jobs end before the first
+  look.
   """
-  boot = memory(_boot(namespaces=bubblewrap is not None, path=interpreter))
-  info, errors = memory(b""), memory(b"")
-  control, theirs = pair()
-  command = [*_bubblewrap(bubblewrap, interpreter, info), interpreter]
-  command += ["-s", "-S", "-c", _BOOT, str(boot), str(theirs.fileno())]
-  try:
-    with theirs:
-      child = popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        pass_fds=(boot, info, theirs.fileno()),
-        cwd="/",
-        env=ENVIRONMENT,
-        **as_jail(),
+
+  def __init__(self, pid: int, test_s: float, total_s: float):
+    """Starts the clock; for the limits see `seccomp_landlock.Limits`."""
+    self._pid, self.seconds, self._total_s = pid, test_s, total_s
+    self.wait_s = min(_TICK_S, test_s / 4)
+    self._begin = self._test = self._looked = time.monotonic()
+    self._seen: dict[int, Usage] = {}
+    self._before = 0.0  # CPU seconds at the start of the test; < 0: unknown
+    self._slept = self._slept_before = self._cpu_s = 0.0
+
+  def tested(self) -> None:
+    """A test has ended."""
+    self._test, self._before = time.monotonic(), -1.0
+    self._slept_before = self._slept
+
+  def late(self) -> bool:
+    """Whether its time is up."""
+    now = time.monotonic()
+    if now - self._looked < self.wait_s:
+      return False
+    cpu_s = self._look(now)
+    if self._before < 0:
+      self._before = cpu_s
+    return (
+      max(cpu_s - self._before, self._slept - self._slept_before) > self.seconds
+      or max(cpu_s, self._slept) > self._total_s
+      or now - self._test > PATIENCE * self.seconds
+      or now - self._begin > PATIENCE * self._total_s
+    )
+
+  def _look(self, now: float) -> float:
+    """The CPU seconds so far; adds the sleep since the last look."""
+    seen, before = descendants(self._pid), self._seen
+    if seen.keys() == before.keys():
+      # The kernel drops a thread's waiting time when it ends.
+      busy = sum(
+        max(0.0, after - then)
+        for pid in seen
+        for after, then in zip(seen[pid], before[pid], strict=True)
       )
-    zygote = Process(control, child, patience_s=_START_S)
-    if bubblewrap:
-      # Its pid inside the namespace is another one.
-      zygote.pid = json.loads(os.pread(info, 1 << 12, 0))["child-pid"]
-    return zygote
-  except Failed as error:
-    control.close()
-    lines = os.pread(errors, 1 << 12, 0).decode("utf-8", "replace").split("\n")
-    last = [line for line in lines if line.strip()][-1:]
-    raise Failed(f"the jail did not start: {' '.join(last) or error}") from None
-  finally:
-    for fd in (boot, info, errors):
-      os.close(fd)
+      self._slept += max(0.0, now - self._looked - busy)
+    self._seen, self._looked = seen, now
+    # A process that ended and was not reaped may be missing: never go down.
+    self._cpu_s = max(self._cpu_s, sum(used.cpu_s for used in seen.values()))
+    return self._cpu_s
 
 
-def _boot(*, namespaces: bool, path: str) -> bytes:
-  options = {"namespaces": namespaces, "readable": [*_READABLE, *_own(path)]}
-  folder = pathlib.Path(__file__).parent
-  sources = {
-    f"{__package__}.{name}": (folder / f"{name}.py").read_text("utf-8")
-    for name in _MODULES.split()
-  }
-  boot = {"modules": sources, "main": [*sources][-1], "options": options}
-  return json.dumps(boot).encode()
+class Deadline:
+  """A clock of wall time, for work that may wait for a network."""
 
+  def __init__(self, seconds: float):
+    self.seconds, self._end = seconds, time.monotonic() + seconds
 
-def _own(interpreter: str) -> list[str]:
-  """For /usr/local/bin/python3.11: /usr/local/lib and the file itself."""
-  file = os.path.realpath(interpreter)
-  return [os.path.join(os.path.dirname(os.path.dirname(file)), "lib"), file]
+  @property
+  def wait_s(self) -> float:
+    return max(self._end - time.monotonic(), 1e-3)
 
-
-def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
-  """The command that starts what follows it in new namespaces."""
-  if path is None:
-    return []
-  command = [path, "--unshare-all", "--die-with-parent", "--new-session"]
-  command += ["--as-pid-1", "--info-fd", str(info), "--hostname", "box"]
-  # The zygote mounts /tmp with a limit on files, which bwrap cannot set. Then
-  # it drops this capability.
-  command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
-  command += ["--ro-bind", "/usr", "/usr"]
-  for name in ("bin", "lib", "lib64"):
-    if os.path.islink(f"/{name}"):
-      command += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-    elif os.path.isdir(f"/{name}"):
-      command += ["--ro-bind", f"/{name}", f"/{name}"]
-  for own in _own(interpreter):
-    if not own.startswith("/usr/"):
-      command += ["--ro-bind", own, own]
-  # No --proc and no --dev: /dev/shm would be writable.
-  command += ["--dir", "/tmp", "--dir", "/dev"]
-  for device in ("/dev/null", "/dev/urandom"):
-    command += ["--dev-bind", device, device]
-  return [*command, "--remount-ro", "/", "--chdir", "/", "--"]
+  def late(self) -> bool:
+    return time.monotonic() >= self._end

@@ -25,6 +25,7 @@ interpreter may run this file.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import functools
 import math
@@ -36,7 +37,32 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from brorl_jax.verdicts.sandbox.protocol import Limits
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Limits of one program.
+
+  Attributes:
+    test_s: CPU seconds of one test, over all its threads. It may also sleep for
+      this long. The host counts them (process.py) and kills the program.
+    total_s: The same for all its tests together.
+    memory: Address space of one process in bytes, with 64 MiB of stack.
+    file_bytes: Size of one file.
+    output_bytes: Size of standard output; more is an error.
+    result_bytes: Size of the results; more is an error.
+    open_files: Descriptors of one process.
+    threads: Threads of all processes of the jail's user, which in a user
+      namespace are those of one jail. Does not limit root. 0: no threads.
+  """
+
+  test_s: float = 5.0
+  total_s: float = 30.0
+  memory: int = 1 << 30
+  file_bytes: int = 8 << 20
+  output_bytes: int = 1 << 20
+  result_bytes: int = 8 << 20
+  open_files: int = 64
+  threads: int = 64
 
 
 def isolate(

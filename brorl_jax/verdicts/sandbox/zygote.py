@@ -6,6 +6,10 @@
 
 A zygote is an interpreter in the jail (jail_main.py). It starts in 0.1 s and
 forks one process per job in a few milliseconds. Each thread has its own zygote.
+With bubblewrap it has new namespaces: only /usr to read, no /proc, two devices
+and no network. Without it, only the restrictions that each job puts on itself
+apply. If we are root, it runs as the user nobody.
+
 The host kills a zygote, with all its processes, after a job that was late or
 sent malformed results, and after 500 jobs. A crash leaves nothing behind, so
 the next job uses the same zygote.
@@ -15,17 +19,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import pathlib
 import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from brorl_jax.verdicts.sandbox import process, protocol, usage
-from brorl_jax.verdicts.sandbox.process import Died, Failed
-from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox import jail_main, process
+from brorl_jax.verdicts.sandbox.process import Failed
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
+NOBODY = 65534  # user of the jail if we are root
+
+_START_S = 20.0  # it takes 0.1 s, more on a busy machine
 _JOBS = 500
 _TIME_OUT = "time-out"
 _FLOOD = "too much output"
@@ -36,9 +47,8 @@ _UNCLEAN = (_TIME_OUT, _FLOOD, _MALFORMED, _FORBIDDEN)
 _PIECE = 1 << 18  # bytes of one read
 
 
-@dataclasses.dataclass(frozen=True)
-class Frame:
-  """One result; see protocol.py."""
+class Frame(NamedTuple):
+  """One result; see jail_main.py."""
 
   index: int  # number of the test, or -1 for a failure before the first
   status: int  # wait status of the test
@@ -48,8 +58,7 @@ class Frame:
   why: bytes  # reason of a failure; the program may have forged it
 
 
-@dataclasses.dataclass(frozen=True)
-class JobResult:
+class JobResult(NamedTuple):
   """The end of a job."""
 
   frames: Sequence[Frame]  # its results up to then
@@ -61,6 +70,10 @@ class JobResult:
   cpu_s: float = 0.0
 
 
+class Died(Exception):
+  """The zygote, or a process of the jail, ended; not the program."""
+
+
 class Zygote:
   """One warm interpreter in the jail.
 
@@ -68,7 +81,13 @@ class Zygote:
   """
 
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
-    """Starts no process; see process.start_jail."""
+    """Starts no process.
+
+    Args:
+      interpreter: Path of the Python that runs the programs. The user of the
+        jail (nobody if we are root) must be able to read it.
+      bubblewrap: Path of bwrap, or None for process restrictions alone.
+    """
     self._interpreter, self._bubblewrap = interpreter, bubblewrap
     self._process: process.Process | None = None
     self._jobs = self.failures = 0
@@ -100,10 +119,8 @@ class Zygote:
         raise Failed("stopped")
       try:
         return self._run_once(job, limits, tests, received)
-      except Broken:
-        fault = "a process of the jail failed twice in a row"
-      except Died:
-        fault = ""
+      except Died as error:
+        fault = str(error)
       self.failures += not self._stopped
       self.close()
     if fault or self._stopped:
@@ -131,7 +148,7 @@ class Zygote:
     if self._process is None or self._jobs >= _JOBS:
       self.close()
       self._jobs = 0
-      self._process = process.start_jail(self._interpreter, self._bubblewrap)
+      self._process = _start_jail(self._interpreter, self._bubblewrap)
     if self._stopped:  # checked after stop() can see the process
       raise Failed("stopped")
     self._jobs += 1
@@ -141,7 +158,7 @@ class Zygote:
     clean = False
     results, theirs = os.pipe()
     try:
-      self._process.begin(texts, theirs)
+      _begin(self._process, texts, theirs)
       ended = _collect(
         self._process, results, limits, received, job["mode"] != "call"
       )
@@ -154,15 +171,24 @@ class Zygote:
 
   def _check_works(self) -> None:
     honest = {"program": "def f(): return 1", "function": "f", "calls": [["l"]]}
-    with contextlib.suppress(Died, Broken):
+    with contextlib.suppress(Died):
       ended = self._run_once({"mode": "call", **honest}, Limits(), b"", 1 << 10)
       if not ended.reason and [f.payload for f in ended.frames] == [b"1"]:
         return
     raise Failed("the jail ends with every program; see jail.measure()")
 
 
-class Broken(Exception):
-  """A process of the jail failed, not the program."""
+def _begin(jail: process.Process, texts: Sequence[bytes], answers: int) -> None:
+  """Starts a job that reads the texts; closes `answers`."""
+  files = [_memory(text) for text in texts]
+  try:
+    fds = [files[0], answers, *files[1:]]
+    socket.send_fds(jail.life, [jail_main.JOB], fds)
+  except OSError:
+    raise Died from None
+  finally:
+    for fd in (answers, *files):
+      os.close(fd)
 
 
 def _collect(
@@ -177,9 +203,9 @@ def _collect(
   If `trusted`, the job's first process does not run the program itself, so that
   its exit status can be believed.
   """
-  clock = usage.JobClock(jail.pid, limits)
-  control = jail.control
-  data, whole = bytearray(), len(protocol.BEGUN)
+  clock = process.JobClock(jail.pid, limits.test_s, limits.total_s)
+  control, begun = jail.life, jail_main.BEGUN
+  data, at, frames = bytearray(), len(begun), list[Frame]()
   status, cpu_s, reason = None, 0.0, ""
   poll = select.poll()
   poll.register(results, select.POLLIN)
@@ -189,19 +215,20 @@ def _collect(
     ready = dict(poll.poll(clock.wait_s * 1e3))
     if control.fileno() in ready:
       try:
-        packet = control.recv(protocol.STATUS.size)
+        packet = control.recv(jail_main.STATUS.size)
       except ConnectionError:
         packet = b""
-      if len(packet) != protocol.STATUS.size:
+      if len(packet) != jail_main.STATUS.size:
         raise Died
-      status, cpu_s = protocol.STATUS.unpack(packet)
+      status, cpu_s = jail_main.STATUS.unpack(packet)
       poll.unregister(control)
       waiting.remove(control.fileno())
     if results in ready:
       piece = os.read(results, _PIECE)
       data += piece
-      while (end := _next_frame(data, whole)) <= len(data):
-        whole = end
+      while found := _next_frame(data, at):
+        frame, at = found
+        frames.append(frame)
         clock.tested()
       if not piece:
         poll.unregister(results)
@@ -210,17 +237,15 @@ def _collect(
         reason = _FLOOD
     if waiting and not reason and clock.late():
       reason = _TIME_OUT
-  broken = trusted and status is not None and status == protocol.BROKEN << 8
-  if broken or not data.startswith(protocol.BEGUN):
-    raise Broken
-  frames = []
-  try:
-    frames.extend(_frames(data[1:]))
-  except ValueError:
+  broken = trusted and status is not None and status == jail_main.BROKEN << 8
+  if broken or not data.startswith(begun):
+    raise Died("a process of the jail failed twice in a row")
+  good = _expected(frames)
+  if len(good) < len(frames) or at < len(data):
     reason = reason or why(status) or _MALFORMED
-  if cpu_s > limits.total_s or any(f.cpu_s > limits.test_s for f in frames):
+  if cpu_s > limits.total_s or any(f.cpu_s > limits.test_s for f in good):
     reason = reason or _TIME_OUT
-  return JobResult(frames, reason or why(status), cpu_s)
+  return JobResult(good, reason or why(status), cpu_s)
 
 
 def why(status: int | None) -> str:
@@ -230,9 +255,9 @@ def why(status: int | None) -> str:
   if os.WIFSIGNALED(status):
     number = os.WTERMSIG(status)
     if number == signal.SIGSYS:
-      return "forbidden system call"
+      return _FORBIDDEN
     if number == signal.SIGXCPU:
-      return "time-out"
+      return _TIME_OUT
     try:
       return f"killed: {signal.Signals(number).name}"
     except ValueError:
@@ -240,30 +265,150 @@ def why(status: int | None) -> str:
   return f"exit status: {os.WEXITSTATUS(status)}"
 
 
-def _next_frame(data: bytearray, at: int) -> int:
-  """End of the frame that begins at `at`; beyond the data if incomplete."""
-  if len(data) - at < protocol.FRAME.size:
-    return len(data) + 1
-  *_, size, more = protocol.FRAME.unpack_from(data, at)
-  return at + protocol.FRAME.size + size + more
+def _next_frame(data: bytearray, at: int) -> tuple[Frame, int] | None:
+  """The frame that begins at `at` and its end; None if it is incomplete."""
+  begin = at + jail_main.FRAME.size
+  if len(data) < begin:
+    return None
+  index, status, first, cpu_s, size, more = jail_main.FRAME.unpack_from(
+    data, at
+  )
+  middle, end = begin + size, begin + size + more
+  if len(data) < end:
+    return None
+  payload, why = bytes(data[begin:middle]), bytes(data[middle:end])
+  return Frame(index, status, first, cpu_s, payload, why), end
 
 
-def _frames(data: bytearray) -> Iterator[Frame]:
-  """The frames; raises ValueError at a malformed or unexpected one."""
-  view = memoryview(bytes(data))
-  at = expected = 0
-  while at < len(view):
-    if len(view) - at < protocol.FRAME.size:
-      raise ValueError
-    index, status, first, cpu_s, size, more = protocol.FRAME.unpack_from(
-      view, at
+def _expected(frames: Sequence[Frame]) -> list[Frame]:
+  """The frames before the first that is out of order."""
+  in_order = itertools.takewhile(
+    lambda pair: pair[1].index in (jail_main.BEFORE, pair[0]),
+    enumerate(frames),
+  )
+  return [frame for _, frame in in_order]
+
+
+# Its start.
+
+# The jail cannot read this package; it receives the sources of these modules,
+# each after those that it imports.
+_MODULES = ("seccomp_landlock", "codec", "jail_main")
+_BOOT = """
+import sys
+sys.path[:] = [p for p in sys.path if p]
+import json, types
+with open(int(sys.argv[1]), "rb") as file:
+  boot = json.loads(file.read())
+for name, source in boot["modules"].items():
+  parent = ""
+  for part in name.split("."):
+    full = parent + "." + part if parent else part
+    if full not in sys.modules:
+      module = types.ModuleType(full)
+      module.__path__ = []
+      sys.modules[full] = module
+      if parent:
+        setattr(sys.modules[parent], part, module)
+    parent = full
+  exec(compile(source, name, "exec"), vars(sys.modules[name]))
+sys.modules[boot["main"]].main(int(sys.argv[2]), **boot["options"])
+"""
+_READABLE = (
+  "/usr/lib",
+  "/usr/lib64",
+  "/usr/local/lib",
+  "/usr/share/zoneinfo",
+  "/lib",
+  "/lib64",
+)
+
+
+def as_jail() -> dict[str, Any]:
+  """Popen options for the user of the jail."""
+  nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+  return nobody if os.geteuid() == 0 else {}
+
+
+def _start_jail(interpreter: str, bubblewrap: str | None) -> process.Process:
+  """Starts a zygote inside its jail; raises Failed."""
+  boot = _memory(_boot(namespaces=bubblewrap is not None, path=interpreter))
+  info, errors = _memory(b""), _memory(b"")
+
+  def start(control: socket.socket) -> subprocess.Popen:
+    command = [*_bubblewrap(bubblewrap, interpreter, info), interpreter]
+    command += ["-s", "-S", "-c", _BOOT, str(boot), str(control.fileno())]
+    return process.popen(
+      command,
+      stdout=subprocess.DEVNULL,
+      stderr=errors,
+      pass_fds=(boot, info, control.fileno()),
+      cwd="/",
+      env=process.ENVIRONMENT,
+      **as_jail(),
     )
-    at += protocol.FRAME.size
-    if index not in (protocol.BEFORE, expected):
-      raise ValueError
-    if len(view) - at < size + more:
-      raise ValueError
-    payload, why = view[at : at + size], view[at + size : at + size + more]
-    at += size + more
-    expected += 1
-    yield Frame(index, status, first, cpu_s, bytes(payload), bytes(why))
+
+  try:
+    zygote = process.Process(start, patience_s=_START_S)
+    if bubblewrap:
+      # Its pid inside the namespace is another one.
+      zygote.pid = json.loads(os.pread(info, 1 << 12, 0))["child-pid"]
+    return zygote
+  except Failed as error:
+    lines = os.pread(errors, 1 << 12, 0).decode("utf-8", "replace").split("\n")
+    last = [line for line in lines if line.strip()][-1:]
+    raise Failed(f"the jail did not start: {' '.join(last) or error}") from None
+  finally:
+    for fd in (boot, info, errors):
+      os.close(fd)
+
+
+def _memory(data: bytes) -> int:
+  """A file in memory, positioned at its start."""
+  fd = os.memfd_create("job")
+  with open(fd, "wb", closefd=False) as file:
+    file.write(data)
+  os.lseek(fd, 0, os.SEEK_SET)
+  return fd
+
+
+def _boot(*, namespaces: bool, path: str) -> bytes:
+  options = {"namespaces": namespaces, "readable": [*_READABLE, *_own(path)]}
+  folder = pathlib.Path(__file__).parent
+  sources = {
+    f"{__package__}.{name}": (folder / f"{name}.py").read_text("utf-8")
+    for name in _MODULES
+  }
+  boot = {"modules": sources, "main": [*sources][-1], "options": options}
+  return json.dumps(boot).encode()
+
+
+def _own(interpreter: str) -> list[str]:
+  """For /usr/local/bin/python3.11: /usr/local/lib and the file itself."""
+  file = os.path.realpath(interpreter)
+  return [os.path.join(os.path.dirname(os.path.dirname(file)), "lib"), file]
+
+
+def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
+  """The command that starts what follows it in new namespaces."""
+  if path is None:
+    return []
+  command = [path, "--unshare-all", "--die-with-parent", "--new-session"]
+  command += ["--as-pid-1", "--info-fd", str(info), "--hostname", "box"]
+  # The zygote mounts /tmp with a limit on files, which bwrap cannot set. Then
+  # it drops this capability.
+  command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
+  command += ["--ro-bind", "/usr", "/usr"]
+  for name in ("bin", "lib", "lib64"):
+    if os.path.islink(f"/{name}"):
+      command += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+    elif os.path.isdir(f"/{name}"):
+      command += ["--ro-bind", f"/{name}", f"/{name}"]
+  for own in _own(interpreter):
+    if not own.startswith("/usr/"):
+      command += ["--ro-bind", own, own]
+  # No --proc and no --dev: /dev/shm would be writable.
+  command += ["--dir", "/tmp", "--dir", "/dev"]
+  for device in ("/dev/null", "/dev/urandom"):
+    command += ["--dev-bind", device, device]
+  return [*command, "--remount-ro", "/", "--chdir", "/", "--"]

@@ -12,13 +12,12 @@ import hostile_code
 import pytest
 import tiers
 
-from brorl_jax.verdicts.sandbox import codec, process, protocol, zygote
+from brorl_jax.verdicts.sandbox import codec, jail_main, process, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
-from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
-LEVEL = jails.require(allow_inner=True)
 # Both layers, and the walls alone, whichever this machine's own level is.
-INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
+LEVELS = ["probed", pytest.param("inner", marks=pytest.mark.ci)]
 # There is no place to write without namespaces, and threads are not started.
 NOT_INNER = {"honest_temporary_file", "honest_threads", "honest_stdio_thread"}
 # One for each way out, and some that are honest; CI runs all of them.
@@ -30,13 +29,19 @@ DESK = set(
 )
 
 
-@pytest.fixture(
-  scope="module",
-  params=[
-    pytest.param(LEVEL, id="probed"),
-    pytest.param(INNER, id="inner", marks=pytest.mark.ci),
-  ],
-)
+def level_of(name):
+  level = jails.require(allow_inner=True)
+  if name == "inner":
+    level = dataclasses.replace(level, name="inner", bubblewrap=None)
+  return level
+
+
+@pytest.fixture
+def level(request):
+  return level_of(request.param)
+
+
+@pytest.fixture(scope="module", params=LEVELS)
 def run(request):
   """All selected programs, four at a time, and what became of the host."""
   cases = [
@@ -44,12 +49,13 @@ def run(request):
     for test in request.session.items
     if test.name.startswith("test_verdict[")
   ]
-  names = [case["name"] for case in cases if case["run"] is request.param]
+  names = [case["name"] for case in cases if case["run"] == request.param]
+  level = level_of(request.param)
   with hostile_code.Canaries() as canaries:
     reports = hostile_code.run_all(
-      names or hostile_code.NAMES, request.param, canaries, at_once=4
+      names or hostile_code.NAMES, level, canaries, at_once=4
     )
-    return request.param, reports, canaries.complaints(), canaries.secret
+    return level, reports, canaries.complaints(), canaries.secret
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_the_host_noticed_nothing(run):
 def test_the_canaries_are_alive(tmp_path):
   """They notice what a program without a jail does; harmless ones."""
   with hostile_code.Canaries() as canaries:
-    others = canaries._children()  # of tests before, and the victim
+    others = hostile_code.children()  # of tests before, and the victim
     program = canaries.fill(
       "import socket, subprocess\n"
       "open('@FOLDER@/new', 'w').close()\n"
@@ -93,22 +99,47 @@ def test_the_canaries_are_alive(tmp_path):
       ["python3", "-W", "ignore", "-c", program], check=True, timeout=20
     )
     found = "\n".join(canaries.complaints())
-    for pid in canaries._children() - others:
+    for pid in hostile_code.children() - others:
       os.waitpid(pid, 0)
   for word in ("files", "connection", "datagram", "process left"):
     assert word in found
   assert found.count("connection from") == 2
 
 
-JOB = {"mode": "call", "function": "f"}
-HONEST = JOB | {"program": "def f(x): return x + 1", "calls": [["l", 1]]}
+HONEST = "def f(x): return x + 1"
+
+
+def run_calls(jail, program, times=1, **limits):
+  """How the job that calls f(1) of a program ends."""
+  job = {"mode": "call", "function": "f", "program": program}
+  calls = [["l", 1]] * times
+  return jail.run(job | {"calls": calls}, limits=Limits(**limits))
+
+
+def answers(jail):
+  """Whether an honest program has its result."""
+  return payloads(run_calls(jail, HONEST)) == [b"2"]
 
 
 @pytest.fixture
-def jail():
-  jail = LEVEL.zygote()
+def new_jail():
+  jail = level_of("probed").zygote()
   yield jail
   jail.close()
+
+
+@pytest.fixture(scope="module")
+def jail():
+  jail = level_of("probed").zygote()
+  yield jail
+  jail.close()
+
+
+@pytest.fixture
+def full_jail(new_jail):
+  if not new_jail._bubblewrap:
+    pytest.skip("no scratch, and threads are not started")
+  return new_jail
 
 
 def payloads(ended):
@@ -125,34 +156,29 @@ def pid_of(jail):
 
 
 @pytest.mark.ci
-def test_jobs_share_an_interpreter_until_one_misbehaves(jail):
-  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-  first = pid_of(jail)
-  wrong = JOB | {"program": "def f(x): return y", "calls": [["l", 1]] * 2}
-  ended = jail.run(wrong, limits=Limits())
+def test_jobs_share_an_interpreter_until_one_misbehaves(new_jail):
+  assert answers(new_jail)
+  first = pid_of(new_jail)
+  ended = run_calls(new_jail, "def f(x): return y", 2)
   assert [f.why for f in ended.frames] == [b"runtime error: NameError"] * 2
-  assert ended.reason == "" and pid_of(jail) == first
-  crash = JOB | {
-    "program": "import ctypes\ndef f(x): ctypes.string_at(0)",
-    "calls": [["l", 1]],
-  }
+  assert ended.reason == "" and pid_of(new_jail) == first
+  crash = "import ctypes\ndef f(x): ctypes.string_at(0)"
   # What crashes leaves nothing behind; a new jail takes a tenth of a second.
-  assert jail.run(crash, limits=Limits()).reason == "killed: SIGSEGV"
-  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-  assert pid_of(jail) == first
-  late = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
-  limits = Limits(test_s=0.2)
-  assert jail.run(late, limits=limits).reason == "time-out"
-  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-  assert pid_of(jail) != first
+  assert run_calls(new_jail, crash).reason == "killed: SIGSEGV"
+  assert answers(new_jail)
+  assert pid_of(new_jail) == first
+  late = "def f(x):\n  while True: pass"
+  assert run_calls(new_jail, late, test_s=0.2).reason == "time-out"
+  assert answers(new_jail)
+  assert pid_of(new_jail) != first
 
 
-def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
+def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
   monkeypatch.setattr(zygote, "_JOBS", 2)
   pids = []
   for _ in range(4):
-    assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-    pids.append(pid_of(jail))
+    assert answers(new_jail)
+    pids.append(pid_of(new_jail))
   assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
@@ -172,50 +198,30 @@ def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
       ),
       ("import os; os._exit(7)", {}, "exit status: 7"),
       ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
-      ("import os; os.write(4, b'x'); os._exit(0)", {}, "malformed results"),
+      (
+        "import os\n  for fd in range(3, 64):\n    try: os.write(fd, b'x')\n"
+        "    except OSError: pass\n  os._exit(0)",
+        {},
+        "malformed results",
+      ),
     ],
     1,
   ),
 )
 def test_how_a_job_ends(jail, body, limits, reason):
-  job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
-  if "write(4" in body:
-    body = body.replace("4", str(results_fd(jail)))
-    job["program"] = f"def f(x):\n  {body}"
-  ended = jail.run(job, limits=Limits(**limits))
+  ended = run_calls(jail, f"def f(x):\n  {body}", **limits)
   assert ended.reason == reason
   assert (jail._process is None) == (not reason.startswith("exit status"))
 
 
-def results_fd(jail):
-  program = """
-import os, stat
-def f(x):
-  found = []
-  for fd in range(3, 256):
-    try:
-      if stat.S_ISFIFO(os.fstat(fd).st_mode):
-        found.append(fd)
-    except OSError:
-      pass
-  return found
-"""
-  job = JOB | {"program": program, "calls": [["l", 1]]}
-  (payload,) = payloads(jail.run(job, limits=Limits()))
-  (fd,) = received(payload)
-  return fd
-
-
 def test_limits_are_those_of_the_job(jail):
-  body = "return len(bytearray(300 << 20))"
-  job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
-  assert payloads(jail.run(job, limits=Limits())) == [b"314572800"]
-  small = Limits(memory=1 << 28)
-  (frame,) = jail.run(job, limits=small).frames
+  program = "def f(x):\n  return len(bytearray(300 << 20))"
+  assert payloads(run_calls(jail, program)) == [b"314572800"]
+  (frame,) = run_calls(jail, program, memory=1 << 28).frames
   assert frame.why == b"runtime error: MemoryError"
 
 
-@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+@pytest.mark.parametrize("level", ["probed", "inner"], indirect=True)
 def test_what_a_program_finds(level):
   program = """
 import os, sys
@@ -229,13 +235,12 @@ def f(x):
   return [root, os.getcwd(), list(os.environ), here, os.getuid(),
           sys.flags.hash_randomization]
 """
-  job = JOB | {"program": program, "calls": [["l", 1]]}
   jail = level.zygote()
-  (payload,) = payloads(jail.run(job, limits=Limits()))
+  (payload,) = payloads(run_calls(jail, program))
   jail.close()
   root, cwd, environment, here, uid, hash_randomization = received(payload)
   assert not any("SECRET" in name or "TOKEN" in name for name in environment)
-  assert uid == (process.NOBODY if os.geteuid() == 0 else os.getuid())
+  assert uid == (zygote.NOBODY if os.geteuid() == 0 else os.getuid())
   assert hash_randomization == 0
   if level.name == "full":
     assert set(root) <= {"bin", "dev", "lib", "tmp", "usr"}
@@ -244,9 +249,7 @@ def f(x):
     assert (cwd, here) == ("/", "refused")
 
 
-def test_scratch_is_removed_and_its_neighbour_out_of_reach(jail):
-  if LEVEL.name != "full":
-    pytest.skip("there is no scratch")
+def test_scratch_is_removed_and_its_neighbour_out_of_reach(full_jail):
   program = """
 import glob, os
 def f(x):
@@ -260,21 +263,19 @@ def f(x):
       pass
   return glob.glob("/tmp/*/*") + glob.glob("/tmp/*note")
 """
-  job = JOB | {"program": program, "calls": [["l", 1]]}
   for n in (1, 2):
-    (payload,) = payloads(jail.run(job, limits=Limits()))
+    (payload,) = payloads(run_calls(full_jail, program))
     assert b"written" not in payload
     found = received(payload)
     assert sorted(found) in ([], [f"/tmp/{n}/a", f"/tmp/{n}/note"])
 
 
 @pytest.mark.ci
-def test_a_scratch_that_cannot_be_removed_ends_the_interpreter(jail):
+def test_a_scratch_that_cannot_be_removed_ends_the_interpreter(new_jail):
   program = "import os\ndef f(x):\n  os.mkdir('a', 0)\n  return 1"
-  job = JOB | {"program": program, "calls": [["l", 1]]}
   for _ in range(3):
-    assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-    jail.run(job, limits=Limits())
+    assert answers(new_jail)
+    run_calls(new_jail, program)
 
 
 def value(jail, body, head=""):
@@ -282,13 +283,11 @@ def value(jail, body, head=""):
   program = f"{head}\ndef f(x):\n" + "".join(
     f"  {line}\n" for line in body.strip().split("\n")
   )
-  job = JOB | {"program": program, "calls": [["l", 1]]}
-  (payload,) = payloads(jail.run(job, limits=Limits()))
+  (payload,) = payloads(run_calls(jail, program))
   return received(payload)
 
 
-@pytest.mark.skipif(LEVEL.name != "full", reason="there is no scratch")
-def test_scratch_is_limited_and_each_job_has_all_of_it(jail):
+def test_scratch_is_limited_and_each_job_has_all_of_it(full_jail):
   fill = """
 import os
 made = 0
@@ -300,7 +299,7 @@ except OSError:
   pass
 return made
 """
-  assert [value(jail, fill) for _ in range(3)] == [5, 5, 5]  # of 32 MB
+  assert [value(full_jail, fill) for _ in range(3)] == [5, 5, 5]  # of 32 MB
   many = """
 import os
 for made in range(10_000):
@@ -310,11 +309,10 @@ for made in range(10_000):
     return made
 """
   for _ in range(2):
-    assert 4_000 < value(jail, many) < 4_096
+    assert 4_000 < value(full_jail, many) < 4_096
 
 
-@pytest.mark.skipif(LEVEL.name != "full", reason="all of the user count")
-def test_threads_are_limited(jail):
+def test_threads_are_limited(full_jail):
   body = """
 import threading, time
 threading.stack_size(32_768)
@@ -324,7 +322,7 @@ for made in range(1_000):
   except RuntimeError:
     return made
 """
-  assert 50 < value(jail, body) < 64
+  assert 50 < value(full_jail, body) < 64
 
 
 def test_a_job_has_its_own_descriptors_and_no_others(jail):
@@ -376,139 +374,112 @@ def test_tests_that_share_a_process(jail, program, first):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_stopped_interpreter_is_replaced(jail, monkeypatch, number):
+def test_a_killed_or_stopped_interpreter_is_replaced(
+  new_jail, monkeypatch, number
+):
   monkeypatch.setattr(process, "_END_S", 0.3)
-  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-  first, outer = jail._process.pid, pid_of(jail)
+  assert answers(new_jail)
+  first, outer = new_jail._process.pid, pid_of(new_jail)
   os.kill(first, number)
-  assert payloads(jail.run(HONEST, limits=Limits(test_s=0.5))) == [b"2"]
-  assert pid_of(jail) != outer
+  assert payloads(run_calls(new_jail, HONEST, test_s=0.5)) == [b"2"]
+  assert pid_of(new_jail) != outer
   assert not pathlib.Path(f"/proc/{outer}").exists()
 
 
 @pytest.mark.ci
-def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
-  real = zygote._collect
-  died = []
+def test_a_program_that_takes_the_jail_along_fails(new_jail, monkeypatch):
+  """Unless the jail dies with an honest program, too."""
+  real, deaths = zygote._collect, [zygote.Died] * 2
 
   def collect(*args):
-    if len(died) < 2:
-      died.append(1)
-      raise process.Died
+    if deaths:
+      raise deaths.pop()
     return real(*args)
 
   monkeypatch.setattr(zygote, "_collect", collect)
-  assert jail.run(HONEST, limits=Limits()).reason == "killed: the jail"
-
-
-@pytest.mark.ci
-def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
-  def collect(*args):
-    raise process.Died
-
-  monkeypatch.setattr(zygote, "_collect", collect)
+  assert run_calls(new_jail, HONEST).reason == "killed: the jail"
+  deaths += [zygote.Died] * 3
   with pytest.raises(process.Failed, match="ends with every program"):
-    jail.run(HONEST, limits=Limits())
+    run_calls(new_jail, HONEST)
 
 
 @pytest.mark.parametrize(
   "path", tiers.some(["/nowhere/python", "/bin/false", "/bin/cat"], 1)
 )
-@pytest.mark.parametrize("bubblewrap", [LEVEL.bubblewrap, None])
-def test_no_interpreter(path, bubblewrap):
-  jail = zygote.Zygote(path, bubblewrap=bubblewrap)
+@pytest.mark.parametrize("level", ["probed", "inner"], indirect=True)
+def test_no_interpreter(path, level):
+  jail = zygote.Zygote(path, bubblewrap=level.bubblewrap)
   with pytest.raises(process.Failed) as error:
-    jail.run(HONEST, limits=Limits())
+    run_calls(jail, HONEST)
   assert str(error.value).startswith(("the jail did not start", "cannot start"))
   assert "\n" not in str(error.value)
 
 
 @pytest.mark.ci
 def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
-  jail, monkeypatch
+  new_jail, monkeypatch
 ):
   """Its process ends before the program's first line."""
-  boot = process._boot
-
-  def broken(**options):
-    text = boot(**options)
-    line = b"os.write(fds[1], protocol.BEGUN)"
-    assert text.count(line) == 1
-    return text.replace(line, b"if broken: raise OSError")
-
-  monkeypatch.setattr(process, "_boot", broken)
-  with pytest.raises(process.Failed, match="failed twice in a row"):
-    jail.run(HONEST, limits=Limits())
-  tried = []
-
-  def once(**options):
-    tried.append(1)
-    return broken(**options) if len(tried) == 1 else boot(**options)
-
-  monkeypatch.setattr(process, "_boot", once)
-  failed = jail.failures
-  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-  assert len(tried) == 2
+  change = "os.write(fds[1], BEGUN)", "if broken: raise OSError"
+  with monkeypatch.context() as patch:
+    hostile_code.change_source(patch, *change)
+    with pytest.raises(process.Failed, match="failed twice in a row"):
+      run_calls(new_jail, HONEST)
+  failed = new_jail.failures
+  sources = hostile_code.change_source(monkeypatch, *change, times=1)
+  assert answers(new_jail)
+  assert len(sources) == 2
   # Both that failed in a row, and the first of these two.
-  assert (failed, jail.failures) == (2, 3)
+  assert (failed, new_jail.failures) == (2, 3)
 
 
 @pytest.mark.parametrize(
   "line, job",
   [
     (
-      b"texts, most = job",
+      "texts, most = job",
       {"mode": "stdio", "program": "1", "inputs": [""], "together": 1},
     ),
     (
-      b"answered, answer = os.pipe()",
+      "answered, answer = os.pipe()",
       {"mode": "check", "program": "def f(): 0", "function": "f"},
     ),
   ],
 )
-def test_what_cannot_be_forked_is_the_jails_fault(jail, monkeypatch, line, job):
-  boot = process._boot
-
-  def broken(**options):
-    text = boot(**options)
-    assert text.count(line) == 1
-    return text.replace(line, b"raise BlockingIOError; " + line)
-
-  monkeypatch.setattr(process, "_boot", broken)
+def test_what_cannot_be_forked_is_the_jails_fault(
+  new_jail, monkeypatch, line, job
+):
+  broken = f"raise BlockingIOError; {line}"
+  hostile_code.change_source(monkeypatch, line, broken)
   tests = b"def check(c): c()" if job["mode"] == "check" else b""
   with pytest.raises(process.Failed, match="failed twice in a row"):
-    jail.run(job, limits=Limits(), tests=tests)
+    new_jail.run(job, limits=Limits(), tests=tests)
 
 
 @pytest.mark.parametrize("mode", ["call", "stdio"])
 def test_no_program_can_say_that_the_jail_failed(jail, mode):
   program = "import os\ndef f(x): os._exit(5)\nif __name__ == '__main__': f(1)"
-  job = JOB | {"program": program, "calls": [["l", 1]]}
-  if mode == "stdio":
-    job = {"mode": mode, "program": program, "inputs": ["1"], "together": 1}
-  ended = jail.run(job, limits=Limits())
   if mode == "call":
-    assert ended.reason == "exit status: 5"
-  else:
-    assert [frame.status for frame in ended.frames] == [5 << 8]
+    assert run_calls(jail, program).reason == "exit status: 5"
+    return
+  job = {"mode": mode, "program": program, "inputs": ["1"], "together": 1}
+  ended = jail.run(job, limits=Limits())
+  assert [frame.status for frame in ended.frames] == [5 << 8]
 
 
 @pytest.mark.ci
 def test_seconds_are_counted_by_who_waits_for_it(jail):
   body = "end = time.process_time() + 0.3\n  while time.process_time() < end: 0"
   program = f"import time\ndef f(x):\n  {body}"
-  job = JOB | {"program": program, "calls": [["l", 1]] * 2}
-  ended = jail.run(job, limits=Limits())
+  ended = run_calls(jail, program, 2)
   assert ended.reason == "" and 0.6 <= ended.cpu_s < 2.0
   assert all(0.3 <= frame.cpu_s < 1.0 for frame in ended.frames)
   # Those that it says it took may be forged; those it has had may not.
-  forged = "import time\ntime.process_time = lambda: 0.0\ndef f(x):\n"
-  forged += (
-    "  end = time.thread_time() + 0.3\n  while time.thread_time() < end: 0"
+  forged = program.replace("process", "thread").replace(
+    "def f", "time.process_time = lambda: 0.0\ndef f"
   )
-  job = JOB | {"program": forged, "calls": [["l", 1]] * 2}
-  limits = Limits(test_s=0.5, total_s=0.5)
-  assert jail.run(job, limits=limits).reason == "time-out"
+  ended = run_calls(jail, forged, 2, test_s=0.5, total_s=0.5)
+  assert ended.reason == "time-out"
 
 
 @pytest.mark.parametrize(
@@ -517,14 +488,11 @@ def test_seconds_are_counted_by_who_waits_for_it(jail):
 def test_what_took_too_long_is_late_though_nobody_looked(
   jail, monkeypatch, limits
 ):
-  monkeypatch.setattr(zygote.usage.JobClock, "late", lambda clock: False)
-  body = (
-    "end = time.process_time() + 0.05\n  while time.process_time() < end: 0"
-  )
-  program = f"import time\ndef f(x):\n  {body}"
-  job = JOB | {"program": program, "calls": [["l", 1]]}
-  assert jail.run(job, limits=Limits()).reason == ""
-  assert jail.run(job, limits=Limits(**limits)).reason == "time-out"
+  monkeypatch.setattr(process.JobClock, "late", lambda clock: False)
+  body = "while time.process_time() < x / 20: 0"
+  program = f"import time\ndef f(x):\n  x += 20 * time.process_time()\n  {body}"
+  assert run_calls(jail, program).reason == ""
+  assert run_calls(jail, program, **limits).reason == "time-out"
 
 
 def test_a_program_cannot_end_a_process_without_a_test(jail):
@@ -560,26 +528,25 @@ def f(x):
     while time.process_time() < end: pass
     os.write(fd, b"\\0")
 """
-  job = JOB | {"program": program, "calls": [["l", 1]]}
-  limits, reads, real = (Limits(test_s=0.4, total_s=20.0), [], os.read)
+  reads, real = [], os.read
   monkeypatch.setattr(
     zygote.os, "read", lambda *args: reads.append(1) or real(*args)
   )
   # Each byte is less than a frame: 27 of them would be one.
-  assert jail.run(job, limits=limits).reason == "time-out"
+  ended = run_calls(jail, program, test_s=0.4, total_s=20.0)
+  assert ended.reason == "time-out"
   assert len(reads) < 15
 
 
-def test_a_job_can_be_stopped_from_another_thread(jail):
-  job = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
-  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
-  timer = threading.Timer(0.3, jail.stop)
+def test_a_job_can_be_stopped_from_another_thread(new_jail):
+  assert answers(new_jail)
+  timer = threading.Timer(0.3, new_jail.stop)
   timer.start()
   with pytest.raises(process.Failed, match=r"^stopped$"):
-    jail.run(job, limits=Limits(test_s=60.0, total_s=60.0))
+    run_calls(new_jail, "def f(x):\n  while True: 0", test_s=60.0, total_s=60.0)
   timer.join()
   with pytest.raises(process.Failed, match=r"^stopped$"):
-    jail.run(HONEST, limits=Limits())
+    run_calls(new_jail, HONEST)
 
 
 _HOG = """
@@ -605,24 +572,20 @@ def f(x):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+@pytest.mark.parametrize("level", ["probed", "inner"], indirect=True)
 def test_threads_of_one_program_are_not_missed_by_another(level):
   """As many as it can start, while others run beside it."""
   hog, other = level.zygote(), level.zygote()
-  job = JOB | {"program": _HOG, "calls": [["l", 1.0]]}
   found = []
-  thread = threading.Thread(
-    target=lambda: found.append(hog.run(job, limits=Limits()))
-  )
+  thread = threading.Thread(target=lambda: found.append(run_calls(hog, _HOG)))
   thread.start()
   time.sleep(0.5)
   stdio = {"mode": "stdio", "program": "print(1)", "inputs": ["", ""]}
   for _ in range(5):
-    for others in (HONEST, stdio | {"together": 1}):
-      ended = other.run(others, limits=Limits())
-      assert ended.reason == "" and not any(f.why for f in ended.frames)
-    pooled = JOB | {"program": _POOLED, "calls": [["l", 1]]}
-    (frame,) = other.run(pooled, limits=Limits()).frames
+    assert answers(other)
+    ended = other.run(stdio | {"together": 1}, limits=Limits())
+    assert ended.reason == "" and not any(f.why for f in ended.frames)
+    (frame,) = run_calls(other, _POOLED).frames
     assert (frame.payload == b"2") == (level.name == "full")
   thread.join()
   (made,) = payloads(found[0])
@@ -633,34 +596,49 @@ def test_threads_of_one_program_are_not_missed_by_another(level):
 
 def frame(index, payload=b"", why=b"", status=0, cpu_s=0.5):
   sizes = len(payload), len(why)
-  return protocol.FRAME.pack(index, status, True, cpu_s, *sizes) + payload + why
+  return (
+    jail_main.FRAME.pack(index, status, True, cpu_s, *sizes) + payload + why
+  )
+
+
+def frames(data):
+  """The whole frames of some bytes, and the bytes that they take."""
+  at, found = 0, []
+  while more := zygote._next_frame(bytearray(data), at):
+    at = more[1]
+    found.append(more[0])
+  return found, at
 
 
 def test_frames_by_hand():
   data = frame(0, b"ab") + frame(1, why=b"c", status=256)
-  assert list(zygote._frames(bytearray(data))) == [
+  found = [
     zygote.Frame(0, 0, True, 0.5, b"ab", b""),
     zygote.Frame(1, 256, True, 0.5, b"", b"c"),
   ]
-  assert [f.index for f in zygote._frames(bytearray(frame(-1)))] == [-1]
-  assert list(zygote._frames(bytearray())) == []
+  assert frames(data) == (found, len(data))
+  assert zygote._expected(found) == found
+  (before,), _ = frames(frame(-1))
+  assert before.index == -1 and zygote._expected([before]) == [before]
+
+
+@pytest.mark.parametrize("indexes", [[1], [0, 0], [0, 2], [-2]])
+def test_frames_out_of_order_are_left_out(indexes):
+  found, _ = frames(b"".join(map(frame, indexes)))
+  assert [f.index for f in found] == indexes
+  assert zygote._expected(found) == found[:-1]
 
 
 @pytest.mark.parametrize(
   "data",
   [
-    frame(1),
-    frame(0) + frame(0),
-    frame(0) + frame(2),
-    frame(-2),
-    frame(0) + b"x",
+    b"x",
     frame(0, b"abc")[:-1],
-    protocol.FRAME.pack(0, 0, True, 0.0, 2**32 - 1, 2**32 - 1),
+    jail_main.FRAME.pack(0, 0, True, 0.0, 2**32 - 1, 2**32 - 1),
   ],
 )
 def test_frames_that_are_none(data):
-  with pytest.raises(ValueError):
-    list(zygote._frames(bytearray(data)))
+  assert frames(data) == ([], 0)
 
 
 def test_why():
