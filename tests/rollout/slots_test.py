@@ -151,6 +151,9 @@ def test_longer_rows_are_first_then_earlier_ones():
     ([1, 0, 0], 2, [2, 1, 1], 4, [1, 0]),
     # The first to begin leaves 3 blocks for 2 rows that may want them.
     ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]),
+    ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
+    # A row that has all it can have wants no more.
+    ([4, 0, 0], 1, [8, 1, 1], 4, [1, 0]),
     # What a longer row takes now is not free, and it may want one more.
     ([1, 0, 0], 2, [3, 1, 1], 4, [0, 0]),
     # Its last block: it may not.
