@@ -9,14 +9,14 @@ from brorl_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOUNDS = {  # of the numbers below; they may only fall
-  "lines of the package": 34_000,
-  "lines of the tests": 43_800,
-  "files of the package": 139,
-  "files that main.settings loads": 10,
-  "files that --mode=simulate loads": 23,
-  "files that --mode=export loads": 34,
+  "lines of the package": 33_060,
+  "lines of the tests": 41_940,
+  "files of the package": 123,
+  "files that main.settings loads": 8,
+  "files that --mode=simulate loads": 20,
+  "files that --mode=export loads": 31,
   "longest chain of imports": 14,
-  "stays of a config in training": 17,
+  "stays of a config in training": 13,
   "config fields": 95,
 }
 
