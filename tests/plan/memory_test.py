@@ -19,6 +19,7 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.plan import memory
 from brorl_jax.rollout import programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.slots import ProgramSpec, page_columns
 from brorl_jax.types import Prompts
 
 # 40 of the embedding, 4 and 3 x 8 of norms, 3 x (16 + 8 + 8 + 16 + 72) others.
@@ -303,8 +304,8 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 def needs(policy, n, P, S, T, slots, lanes, sampling):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
-  C = slots.page_columns(T)
-  spec = slots.ProgramSpec(policy, sampling, (0,), n, T, lanes, slots, C, None)
+  C = page_columns(T)
+  spec = ProgramSpec(policy, sampling, (0,), n, T, lanes, slots, C, None)
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),

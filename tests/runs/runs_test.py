@@ -655,15 +655,23 @@ def test_a_slow_disk_does_not_hold_up_the_steps(whole, monkeypatch, tmp_path):
 def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
   monkeypatch, tmp_path
 ):
-  run, failed = Run(monkeypatch, tmp_path / "run"), threading.Event()
+  run = Run(monkeypatch, tmp_path / "run")
+  begun, failed = threading.Event(), threading.Event()
 
   def fails(where, *args):
     if where.name == "3":
+      begun.wait(60)  # or step 4 would see it on a busy machine
       failed.set()
       raise OSError(errno.EIO, "Input/output error", str(where))
 
   monkeypatch.setattr(checkpoints, "compare", fails)
-  fail_at(run, 5, lambda: failed.wait(60) and time.sleep(0.5))
+
+  def wait():
+    begun.set()
+    failed.wait(60)
+    time.sleep(0.5)
+
+  fail_at(run, 5, wait)
   said = run.stopped(save_every=3)
   assert mentions(said, "checkpoint 3 ... Input/output ... step is 0")
   assert len(run.lines("metrics.jsonl")) == 4
