@@ -69,9 +69,9 @@ def held_out(family, question):
 
 @pytest.fixture(scope="module")
 def drawn():
-  """Eight training puzzles of every allowed task."""
+  """Four training puzzles of every allowed task."""
   return {
-    family.name: [puzzle(family, "train", i, seed=0) for i in range(8)]
+    family.name: [puzzle(family, "train", i, seed=0) for i in range(4)]
     for family in EVERY
   }
 
@@ -399,7 +399,7 @@ def test_hostile_answers_fail_and_nothing_runs(
   for builtin in ("eval", "exec", "compile"):
     monkeypatch.setattr(builtins, builtin, lambda *a, **k: calls.append(a))
   verdicts = []
-  for p in drawn[name][:4]:
+  for p in drawn[name]:
     oracle = p.entry["answer"]
     answers = hostile(marker)
     answers += [f"{oracle} or not", f"not {oracle}", f"{oracle}\nx"]
@@ -440,7 +440,7 @@ def test_a_puzzle_depends_on_its_generator_seed_alone(family, drawn):
     )[item]
 
   # The seeds come from the layout: circuit_logic reports another source_index.
-  for index in (7, 4):
+  for index in (3, 1):
     seeds = range(index * 1024, (index + 1) * 1024)
     own = next(
       g for g in seeds if not held_out(family, fresh(g, 0)["question"])

@@ -14,7 +14,6 @@ from brorl_jax.verdicts.instructions import (
   BUILT_IN,
   MAX_FORBIDDEN,
   MAX_SHOWN,
-  RELATIONS,
   capital_words,
   check,
   count_sentences,
@@ -180,28 +179,6 @@ def test_wrong_arguments_are_refused(kind, name, values):
 # By construction.
 
 WORDS = st.lists(st.sampled_from("cell wall Atom ION wave".split()), max_size=9)
-
-
-@few
-@given(WORDS, st.integers(0, 12), st.sampled_from([*RELATIONS]))
-def test_words_are_counted(words, bound, relation):
-  text = ", ".join(words)
-  count = len(words)
-  right = {
-    LESS: count < bound,
-    AT_LEAST: count >= bound,
-    AT_MOST: count <= bound,
-  }
-  kind = "length_constraints:number_words"
-  given = {"num_words": bound, "relation": relation}
-  assert followed(kind, text, **given) is right[relation]
-  n = words.count("ION")
-  assert followed(
-    "keywords:frequency", text, keyword="ion", frequency=n, relation=AT_LEAST
-  )
-  assert not followed(
-    "keywords:frequency", text, keyword="ion", frequency=n, relation=LESS
-  )
 
 
 @few
