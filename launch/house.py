@@ -9,7 +9,7 @@ from brorl_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOUNDS = {  # of the numbers below; they may only fall
-  "lines of the package": 33_060,
+  "lines of the package": 33_050,
   "lines of the tests": 41_940,
   "files of the package": 123,
   "files that main.settings loads": 8,

@@ -229,8 +229,8 @@ def _domain(
       " --config.data.domain=math for all",
     )
   name = record.get("domain")
-  close = difflib.get_close_matches(str(name), domains, n=1)
-  foreign = bool(form.domain) and not close
+  near = lambda: difflib.get_close_matches(str(name), domains, n=1)
+  foreign = bool(form.domain) and str(name) not in domains and not near()
   name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:
     remedy = did_you_mean(name, domains, f"use one of {', '.join(domains)}")

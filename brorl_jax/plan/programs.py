@@ -445,7 +445,7 @@ def of_all_layers(job: CompileJob, two: int, three: int) -> int:
 
 
 def show(job: CompileJob, where: Topology) -> None:
-  """Prints the memory of a run's programs; raises TooLarge if one has none."""
+  """Prints the memory of a run; raises TooLarge if a program does not fit."""
   found = needs(job, compile_all(job, where))
   print(title(job, where), *table(found, where), sep="\n")
   # Of the training state, over all devices.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from brorl_jax import config
 from brorl_jax.config import Config, PhaseConfig, Warmup
 from brorl_jax.config.run import Meshed
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
 from brorl_jax.learner.objective import Correction, Objective
@@ -143,6 +143,7 @@ class Evaluation(WithPolicy[Config]):
   heldout: RolloutPlan
 
 
+@as_user_error(ValueError)
 def resolve(
   c: Config,
   machine: Machine,
@@ -158,19 +159,17 @@ def resolve(
   Raises UserError if parts do not fit together, or something not into the
   memory of a device, in one line that names fields and what would do.
   """
-  try:
-    given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
-    keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
-    began = _dtype_of(c, workdir)
-    source = CheckpointSource(locate(c.policy.checkpoint))
-    this = _with_policy(c, machine, source, began)
-    phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
+  keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
+  began = _dtype_of(c, workdir)
+  source = CheckpointSource(locate(c.policy.checkpoint))
+  this = _with_policy(c, machine, source, began)
+  phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   own = {field: x for _, f in given for field, x in f.digests.items()}
   return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
 
 
+@as_user_error(ValueError)
 def evaluation(
   c: Config, machine: Machine, workdir: pathlib.Path
 ) -> Evaluation:
@@ -180,42 +179,37 @@ def evaluation(
   evaluation may resume with the step that it began with. Raises UserError as
   `resolve`.
   """
-  try:
-    began = _dtype_of(c, workdir)
-    source = checkpoint_source.locate(c.policy.checkpoint)
-    before = folder.stored(workdir, "evaluated")
-    if before and before["run"] == str(source.run) and source.step is None:
-      source = source._replace(step=before["step"])
-    if began is None and (ran := checkpoint_source.ran(source)) is not None:
-      began = ran.dtype
-    this = _with_policy(c, machine, source, began)
-    c, axes = with_in_flight(this.config, machine.axes), machine.axes
-    _check_lengths(c, this.policy.max_positions)
-    held = parameter_bytes(this.policy, axes)
-    heldout = _heldout_plan(c, this.policy, axes, held, 1)
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  began = _dtype_of(c, workdir)
+  source = checkpoint_source.locate(c.policy.checkpoint)
+  before = folder.stored(workdir, "evaluated")
+  if before and before["run"] == str(source.run) and source.step is None:
+    source = source._replace(step=before["step"])
+  if began is None and (ran := checkpoint_source.ran(source)) is not None:
+    began = ran.dtype
+  this = _with_policy(c, machine, source, began)
+  c, axes = with_in_flight(this.config, machine.axes), machine.axes
+  _check_lengths(c, this.policy.max_positions)
+  held = parameter_bytes(this.policy, axes)
+  heldout = _heldout_plan(c, this.policy, axes, held, 1)
   return Evaluation(**vars(this), heldout=heldout)
 
 
+@as_user_error(ValueError)
 def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
   """The supervised training of a policy; raises UserError as `resolve`."""
   rows = machine.axes.rows
-  try:
-    if c.optim.rows % rows:
-      raise ValueError(
-        f"config.optim.rows = {c.optim.rows} must be a multiple of {rows}, the "
-        "groups of devices (config.devices.mesh_data x mesh_fsdp) that share it"
-      )
-    source = CheckpointSource(huggingface.locate(c.policy.checkpoint))
-    this = _with_policy(c, machine, source, None)
-    if c.optim.row_tokens > this.policy.max_positions:
-      raise ValueError(
-        f"config.optim.row_tokens = {c.optim.row_tokens} must be at most "
-        f"{this.policy.max_positions}, the longest input of this checkpoint"
-      )
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  if c.optim.rows % rows:
+    raise ValueError(
+      f"config.optim.rows = {c.optim.rows} must be a multiple of {rows}, the "
+      "groups of devices (config.devices.mesh_data x mesh_fsdp) that share it"
+    )
+  source = CheckpointSource(huggingface.locate(c.policy.checkpoint))
+  this = _with_policy(c, machine, source, None)
+  if c.optim.row_tokens > this.policy.max_positions:
+    raise ValueError(
+      f"config.optim.row_tokens = {c.optim.row_tokens} must be at most "
+      f"{this.policy.max_positions}, the longest input of this checkpoint"
+    )
   return this
 
 

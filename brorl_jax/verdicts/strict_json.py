@@ -157,7 +157,7 @@ def _name(key: str) -> str:
 
 
 def text(value: Any, field: str) -> str:
-  """Refuses a text with control tokens or invisible characters, or none."""
+  """Refuses no text, an empty one, control tokens and invisible characters."""
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
   if not value.strip():
