@@ -20,14 +20,11 @@ Jailed = Literal["", "programs", "libraries"]
 class Verdict:
   """The result of checking one response.
 
-  Attributes:
-    status: "pass", "fail", or "invalid" if the verifier itself failed. Invalid
-      responses say nothing about the policy and are left out of the loss.
-    score: 1.0 for a right answer. An answer with parts, such as a program with
-      several tests, scores the share that is right.
-    reason: Why the response did not pass: a code of a few words and, after a
-      colon, details, in one line; "" for a pass.
-    answer: The part of the response that was checked.
+  "invalid" means that the verifier itself failed: it says nothing about the
+  policy and is left out of the loss. `score` is 1.0 for a right answer, and the
+  share that is right where it has parts, as tests of a program. `reason` is ""
+  for a pass, else a code of a few words and, after a colon, details, in one
+  line. `answer` is the part of the response that was checked.
   """
 
   status: Status
@@ -37,7 +34,6 @@ class Verdict:
 
   @property
   def reward(self) -> float:
-    """1.0 for a pass, else 0.0."""
     return 1.0 if self.status == "pass" else 0.0
 
   @property
@@ -69,14 +65,11 @@ def require_text(response: object) -> None:
 class Example:
   """One question with everything its verifier needs.
 
-  Attributes:
-    id: Unique within a run, such as "gcd/train/123".
-    domain: Name of the domain whose verifier scores the responses.
-    task: Name for statistics: the gym task, or the source of the data.
-    messages: The conversation, each message with "role" and "content". The last
-      message is the user's.
-    entry: Second argument of the verifier, a JSON object.
-    columns: Other fields of the record; only own reward functions read them.
+  `id` is unique within a run, such as "gcd/train/123". `task` is a name for
+  statistics: the gym task, or the source of the data. Each message has "role"
+  and "content"; the last is the user's. `entry` is a JSON object, the second
+  argument of the verifier. Only own reward functions read `columns`, the other
+  fields of the record.
   """
 
   id: str
@@ -88,7 +81,6 @@ class Example:
 
   @property
   def question(self) -> str:
-    """The last message of the user."""
     return self.messages[-1]["content"]
 
 
@@ -97,9 +89,8 @@ def posed(
 ) -> list[dict[str, str]]:
   """The conversation that the policy sees; "" adds nothing.
 
-  Args:
-    system: A first message, unless the example has a system message.
-    instruction: Lines after the last question.
+  `system` is a first message, unless the example has one; `instruction` are
+  lines after the last question.
   """
   messages = [dict(message) for message in example.messages]
   parts = (example.question, instruction)
@@ -123,11 +114,9 @@ def tagged(text: str) -> str | None:
 class Field(NamedTuple):
   """A field of the records of one domain.
 
-  Attributes:
-    read: Checks the value and returns the value to use. Raises Refused.
-    optional: Whether a record may leave it out.
-    in_prompt: Whether it is a list of texts that must occur in the prompt,
-      because only the verifier reads the field.
+  `read` checks the value and returns the value to use, or raises Refused.
+  `in_prompt`: it is a list of texts that must occur in the prompt, because only
+  the verifier reads the field.
   """
 
   read: Callable[[Any], Any]
@@ -140,7 +129,6 @@ class Domain:
   """One kind of question: its data fields, verifier and defaults.
 
   Attributes:
-    name: Name in records and configs.
     verify: Scores a response by its entry in a jail; see pool.Verifier.
     fields: Fields of a record that other domains lack. The first
       holds the reference answer; errors of `check_reference` name it.
@@ -219,12 +207,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def check_weights(weights: Sequence[float]) -> None:
-  """Refuses weights that do not define a distribution.
-
-  Raises:
-    ValueError: A weight is negative or not finite, or the sum is not positive
-      and finite.
-  """
+  """Raises ValueError unless weights are finite, >= 0 and of positive sum."""
   for i, weight in enumerate(weights):
     if not (math.isfinite(weight) and weight >= 0):
       raise ValueError(f"weights[{i}] = {weight!r}; use a finite number >= 0")
@@ -248,14 +231,8 @@ def pick_family(
   Within a step the draws are as even as a lattice makes them: at the first n
   positions they differ from n weights[i] / sum(weights) by about 1, where
   independent draws of 8 prompts from 12 families would leave one family with
-  half as many prompts as another after 20 steps.
-
-  Args:
-    position: Place among the step's candidates, in [0, 2**20).
-    weights: As `check_weights` accepts them.
-
-  Returns:
-    An index into `weights`, never of a zero weight.
+  half as many prompts as another after 20 steps. `position` is the place among
+  the step's candidates, in [0, 2**20). A zero weight is never picked.
   """
   # A hash, not a random generator: numpy and the standard library may change
   # their streams between versions; BLAKE2 (RFC 7693) cannot.
@@ -281,10 +258,8 @@ def pick_family(
 def candidate_index(step: int, position: int) -> int:
   """The puzzle index of one candidate: step * 2**20 + position.
 
-  Distinct (step, position) have distinct indexes in every family.
-
-  Raises:
-    ValueError: The position is not in [0, 2**20).
+  Distinct (step, position) have distinct indexes in every family. Raises
+  ValueError if the position is not in [0, 2**20).
   """
   if not 0 <= position < POSITIONS:
     raise ValueError(f"position = {position}; use 0 to {POSITIONS - 1}")

@@ -66,14 +66,9 @@ def verify_entry(
 ) -> Verdict:
   """Scores the program in a response.
 
-  Args:
-    entry: Its "tests" and optionally a "time_limit": CPU seconds of one test,
-      in place of `limits.test_s`.
-    jail: Where to run it; None: this thread's jail.
-    limits: None: those of the jail.
-
-  Raises:
-    ValueError: The tests are malformed.
+  `entry` has "tests" and optionally a "time_limit": CPU seconds of one test, in
+  place of `limits.test_s`. None: this thread's jail, and its limits. Raises
+  ValueError if the tests are malformed.
   """
   program = extract(response)
   if program is None:
@@ -93,18 +88,11 @@ def verify(
   limits: Limits | None = None,
   jail: Jail | None = None,
 ) -> Verdict:
-  """Runs a program on every test.
+  """Runs a program on every test; for `tests` see the module.
 
-  Args:
-    tests: See the module.
-    jail: As for `verify_entry`.
-
-  Returns:
-    "pass" if every test passes, else "fail" with the share that passes;
-    "invalid" if there is no jail or it failed.
-
-  Raises:
-    ValueError: The tests are malformed.
+  "pass" if every test passes, else "fail" with the share that passes;
+  "invalid" if there is no jail or it failed. Raises ValueError if the tests are
+  malformed.
   """
   parsed = parse_tests(tests)
   if fail := overlong(program, MAX_PROGRAM):
@@ -329,10 +317,9 @@ class Tests:
 def parse_tests(tests: Any) -> Tests:
   """Checks the tests of an example and prepares them for the jail.
 
-  Raises:
-    ValueError: The tests are of no kind that the module names, empty, too many,
-      do not match the outputs in number, expect only empty outputs, or have
-      values that are too large or not plain data. The message is one line.
+  Raises ValueError, in one line, if they are of no kind that the module names,
+  empty, too many, do not match the outputs in number, expect only empty
+  outputs, or have values that are too large or not plain data.
   """
   if not isinstance(tests, Mapping):
     raise ValueError(f"tests is a {type(tests).__name__}; use an object")

@@ -29,15 +29,10 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
 
       verify("math", r"It is \\boxed{1/2}.", answer="0.5").status  # "pass"
 
-  Args:
-    domain: "math", "code", "stem", "gym" or "instructions".
-    **fields: The fields of a record of this domain: answer; tests, optionally
-      time_limit; answer, optionally choices; entry; instructions. See
-      `data/dataset.py`.
-
-  Raises:
-    ValueError: The domain does not exist, or a field is missing, unknown or
-      unusable.
+  `fields` are those of a record of this domain: answer; tests, optionally
+  time_limit; answer, optionally choices; entry; instructions. See
+  `data/dataset.py`. Raises ValueError if the domain does not exist, or a field
+  is missing, unknown or unusable.
   """
   if domain not in DOMAINS:
     near = did_you_mean(domain, DOMAINS, f"use {', '.join(DOMAINS)}")

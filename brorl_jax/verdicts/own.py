@@ -86,15 +86,9 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
       find("ppo", LOSSES, what="config.loss.kind")
       find("mine.py:loss", LOSSES, what="config.loss.kind")
 
-  A file runs once and may import modules of its folder.
-
-  Args:
-    name: A key of the table, "package.module:function" or "file.py:function".
-    table: Built-in values by name.
-    what: The config field, for the message.
-
-  Raises:
-    ValueError: The name cannot be resolved; the message is one line.
+  `name` is a key of the table, "package.module:function" or "file.py:function".
+  A file runs once and may import modules of its folder. Raises ValueError, in
+  one line that names `what`, if it cannot be resolved.
   """
   if name in table:
     return Named(table[name], "")
@@ -158,13 +152,11 @@ def _run(path: pathlib.Path) -> ModuleType:
 
 
 def _lines(error: BaseException, file: str) -> list[int | None]:
-  """The lines of a file that ran when an error was raised, outermost first."""
   frames = traceback.extract_tb(error.__traceback__)
   return [frame.lineno for frame in frames if frame.filename == file]
 
 
 def _message(error: BaseException) -> str:
-  """Type and message of an error in one line."""
   text = " ".join(str(error).split())
   if isinstance(error, _Returned):
     return text
@@ -175,8 +167,6 @@ def _message(error: BaseException) -> str:
 
 
 class Function(NamedTuple):
-  """A reward function."""
-
   name: str  # the name as given, such as "mine.py:score"
   call: Callable[..., Any]
   whole: bool  # whether it takes all responses to a prompt at once
@@ -185,11 +175,7 @@ class Function(NamedTuple):
 
 
 def load(name: str) -> Function:
-  """Imports a reward function and checks its signature.
-
-  Raises:
-    ValueError: It cannot be imported or has another signature; one line.
-  """
+  """Imports a reward function; ValueError if its signature is another."""
   call, digest = find(name, {}, what=_WHAT)
   where = f"{_WHAT} = {name!r}"
   if inspect.iscoroutinefunction(call):
@@ -258,7 +244,6 @@ class _Returned(Exception):
 
 
 def _values(value: Any, count: int) -> list[Any]:
-  """The values that a function returned for a group."""
   try:
     if isinstance(value, str | bytes | dict | Verdict):
       raise TypeError
@@ -336,10 +321,8 @@ class Rewards:
       with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
         [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
 
-  Several threads may call `score` at once.
-
-  Attributes:
-    digests: Hashes of the files that define the functions, by name.
+  Several threads may call `score` at once. `digests` are hashes of the files
+  that define the functions, by name.
   """
 
   def __init__(
@@ -351,13 +334,8 @@ class Rewards:
   ):
     """Imports the functions in one process; others start when needed.
 
-    Args:
-      names: "file.py:function" or "package.module:function".
-      timeout_s: Longest call in seconds, > 0.
-      workers: Number of processes; None: as many as `pool.Pool` has threads.
-
-    Raises:
-      ValueError: A function cannot be imported or has another signature.
+    `timeout_s` is for one call; `workers` defaults to `pool.size()`. Raises
+    ValueError if a function cannot be imported or has another signature.
     """
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
@@ -387,10 +365,8 @@ class Rewards:
   ) -> list[list[TimedVerdict]]:
     """Waits for the verdicts on all responses of each group.
 
-    A function of one response is called once for equal responses.
-
-    Args:
-      step: The training step; None in an evaluation.
+    A function of one response is called once for equal responses. `step` is the
+    training step, None in an evaluation.
     """
     pending = [
       [self._submit(i, group, step) for i in range(len(self._whole))]
@@ -417,7 +393,6 @@ class Rewards:
   def _submit(
     self, which: int, group: Group, step: int | None
   ) -> Callable[[], list[TimedVerdict]]:
-    """Submits a group to one function; the result waits for its verdicts."""
     example, texts = _example(group.example), group.responses
     submit = lambda texts: self._threads.submit(
       self._call, which, texts, example, step
@@ -459,7 +434,6 @@ def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
 
 
 def _example(example: Example) -> str:
-  """The `example` argument of a function, as JSON."""
   known = {
     "id": example.id,
     "source": example.task,

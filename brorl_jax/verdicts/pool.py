@@ -45,13 +45,11 @@ class TimedVerdict(NamedTuple):
 class Pool:
   """Threads with jails, and the batches they work on.
 
-  Several threads may call `score` at once; each waits for its own batch.
-
-  A response may wait in the queue without limit. A deadline applies only while
-  it is scored, in case a verifier hangs; work in a jail has its own limits.
-  Python code of this process that hangs cannot be ended: the thread is
-  abandoned, with the CPU it takes, and a new one replaces it. Verifiers must
-  bound the work they do outside a jail.
+  Several threads may call `score` at once. A response may wait in the queue
+  without limit. A deadline applies only while it is scored, in case a verifier
+  hangs; work in a jail has its own limits. Python code of this process that
+  hangs cannot be ended: the thread is abandoned, with the CPU it takes, and a
+  new one replaces it. Verifiers must bound the work they do outside a jail.
   """
 
   def __init__(
@@ -64,11 +62,9 @@ class Pool:
   ):
     """Starts the threads; a jail starts when it is first needed.
 
-    Args:
-      verifiers: By domain; called in any thread.
-      workers: Number of threads; None: `size()`.
-      deadline_s: Seconds to score one response, > 0. Use more than the limits
-        of the jail add up to.
+    `verifiers` are by domain and are called in any thread. `workers` is the
+    number of threads, by default `size()`. `deadline_s` is for one response;
+    use more than the limits of the jail add up to.
     """
     self._verifiers, self._jail = dict(verifiers), jail
     self._deadline_s, self._closed = deadline_s, False
@@ -92,10 +88,7 @@ class Pool:
 
     Jobs with the same domain, response and entry are scored once. A response
     becomes invalid if its verifier misses the deadline ("late") or raises
-    ("verifier failed").
-
-    Raises:
-      ValueError: The pool is closed.
+    ("verifier failed"). Raises ValueError if the pool is closed.
     """
     keys = [(job.domain, job.response, id(job.entry)) for job in jobs]
     distinct = dict(zip(keys, jobs, strict=True))
@@ -161,7 +154,6 @@ class Pool:
         self._abandon(thread, "no caller waits for its verdict")
 
   def _abandon(self, thread: _Thread, why: str) -> None:
-    """Abandons a thread with its job and starts a new one in its place."""
     assert thread.batch is not None
     thread.batch.seconds[thread.index] = time.monotonic() - thread.since
     thread.abandoned = True
@@ -217,8 +209,6 @@ class Pool:
 
 
 class _Batch:
-  """The jobs of one call and their results so far."""
-
   def __init__(self, jobs: Sequence[Job]):
     self.jobs = jobs
     self.taken = 0

@@ -136,10 +136,9 @@ def find(response: str) -> str | None:
 def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   """The right answer as `verify` takes it: without a box, or a choice's letter.
 
-  Raises:
-    ValueError: It is empty, names no choice, hedges ("4 or 5") or is a sentence
-      of more than 80 characters, or the choices are fewer than 2, more than 26,
-      blank or the same.
+  Raises ValueError if it is empty, names no choice, hedges ("4 or 5") or is a
+  sentence of more than 80 characters, or the choices are fewer than 2, more
+  than 26, blank or the same.
   """
   if not isinstance(answer, str):
     raise ValueError(f"answer is a {type(answer).__name__}; use a text")
@@ -191,7 +190,6 @@ def _letter_fault(given: str, answer: str) -> str:
 
 
 def _read_choice(given: str, choices: Sequence[str]) -> tuple[str | None, str]:
-  """The letter of the chosen choice, or None and the reason."""
   bare = unwrapped(given)
   texts = dict(zip(LETTERS, map(key, choices), strict=False))
   if alone := _LETTER.fullmatch(bare):
@@ -441,7 +439,6 @@ _OTHER = """
 
 
 def _spellings() -> dict[str, str]:
-  """Every way of writing a unit, and its symbol."""
   symbols = {}
   for table, prefixes in ((_OTHER, {"": ""}), (_PREFIXED, _PREFIXES)):
     for long, short in prefixes.items():

@@ -40,9 +40,8 @@ _CONTROL = re.compile(
 class Refused(ValueError):
   """An error in one record.
 
-  Attributes:
-    field: The field, such as "messages[0].content"; "" for the whole record.
-    why: What the field is and what it must be.
+  `field` is such as "messages[0].content", or "" for the whole record; `why` is
+  what the field is and what it must be.
   """
 
   def __init__(self, field: str, why: str):
@@ -79,11 +78,10 @@ def did_you_mean(
 
 
 def parse(line: bytes) -> dict[str, Any]:
-  """The one JSON object of a line.
+  """The one JSON object of a line of at most `MAX_LINE` bytes, in linear time.
 
   Strict: UTF-8 without a byte order mark, every key once, no NaN or Infinity
-  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels. Linear time. The
-  caller has limited the line to `MAX_LINE`.
+  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels.
   """
   try:
     text = line.decode()
@@ -152,7 +150,6 @@ def _refuse_values(value: Any, field: str, levels: int) -> None:
 
 
 def _name(key: str) -> str:
-  """A key as the name of a field; quoted if it is unusual."""
   return key if key.isidentifier() and len(key) <= 60 else show(key)
 
 

@@ -70,10 +70,9 @@ _SECONDS = 3.0
 def check(families: Sequence[Family]) -> None:
   """Refuses families that would fail later in a run.
 
-  Raises:
-    ValueError: A task is not allowed; a setting is unknown, of the wrong type
-      or out of range; a family is listed twice; the weights are not valid; or a
-      family generates no puzzles, or such whose own answer does not pass.
+  Raises ValueError if a task is not allowed; a setting is unknown, of the wrong
+  type or out of range; a family is listed twice; the weights are not valid; or
+  a family generates no puzzles, or such whose own answer does not pass.
   """
   if not families:
     raise ValueError("families is empty; list at least one")
@@ -152,9 +151,8 @@ def heldout(
 ) -> list[Example]:
   """Held-out puzzles with distinct questions, ordered by family.
 
-  Raises:
-    ValueError: A family has too few questions: one more would have appeared
-      with probability 1 - exp(-10).
+  Raises ValueError if a family has too few questions: one more would have
+  appeared with probability 1 - exp(-10).
   """
   if per_family < 1:
     raise ValueError(f"per_family = {per_family}; use a number >= 1")
@@ -201,7 +199,6 @@ def version() -> str:
 
 
 def _refuse(name: str, *, drawn: bool) -> None:
-  """Refuses a task that cannot be scored, or cannot be `drawn` here."""
   if name in ALLOWED or (name in STORED and not drawn):
     return
   remedy = "use one of gym.ALLOWED"
@@ -257,7 +254,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _wanted_type(default: Any, value: Any) -> str:
-  """The required type, or "" if `value` fits the default's type."""
   number = isinstance(value, int | float) and not isinstance(value, bool)
   match default:
     case bool():
@@ -333,7 +329,6 @@ def verify(
 
 
 def _task(entry: Mapping[str, Any]) -> str:
-  """The task of an entry; "" if it names none."""
   metadata = entry.get("metadata")
   named = isinstance(metadata, Mapping) and metadata.get("source_dataset")
   return named if isinstance(named, str) else ""

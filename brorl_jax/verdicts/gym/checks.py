@@ -186,7 +186,6 @@ def _same(form: Callable[[str], Any]) -> Check:
 
 
 def _rows(text: str) -> list[list[str]]:
-  """The words of each non-empty line."""
   return [row for line in text.split("\n") if (row := line.split())]
 
 
@@ -222,7 +221,6 @@ def _same_complex(answer: str, entry: Entry) -> bool | str:
 
 
 def _same_candidate(answer: str, entry: Entry) -> bool:
-  """The number to pick, plain or in the format of the question."""
   metadata = entry["metadata"]
   right = {Decimal(entry["answer"])}
   for number, written in zip(
@@ -267,7 +265,6 @@ def _antiderivative(answer: str, entry: Entry) -> bool | str:
 
 
 def _varying(sum_: list[Term], variable: str) -> dict[Monomial, Fraction]:
-  """Coefficients of the terms that depend on the variable."""
   total: dict[Monomial, Fraction] = {}
   for monomial, coefficient, _ in sum_:
     if variable in dict(monomial):

@@ -381,8 +381,6 @@ def _is_quoted(response: str) -> bool:
 
 
 class Checker(NamedTuple):
-  """One kind of instruction."""
-
   # Whether a text follows it; takes the arguments as keywords.
   followed: Callable[..., bool]
   # For each argument a function that reads the JSON value, or raises ValueError

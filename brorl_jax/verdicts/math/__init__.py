@@ -83,7 +83,6 @@ def _clean_gold(gold: str) -> str:
 
 @functools.lru_cache(maxsize=_KNOWN_PAIRS)
 def _exactly(answer: str, gold: str) -> tuple[compare.Answer, str]:
-  """The exact verdict, None if undecided, and the reason of a failure."""
   if plain(answer) == plain(gold):
     return True, ""
   try:
@@ -122,7 +121,6 @@ def _undecided(answer: Leaf, gold: Leaf) -> compare.Answer:
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
-  """What a structure is made of."""
   match node:
     case Assign():
       return (node.value,)
@@ -134,7 +132,6 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 
 def _fault_of_leaves(node: Node) -> str:
-  """Why a part of the answer could not be read, or ""."""
   if isinstance(node, Leaf):
     return node.fault
   return next(filter(None, map(_fault_of_leaves, _parts(node))), "")
@@ -158,9 +155,8 @@ def _symbolically(answer: str, gold: str, jail: Jail | None) -> bool:
 def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   """The reference without its box and outer spaces, as `verify` takes it.
 
-  Raises:
-    ValueError: It is empty, unreadable, ambiguous ("4 or 5") or a sentence,
-      does not equal itself, or wrongly equals 0, 1 or its negation.
+  Raises ValueError if it is empty, unreadable, ambiguous ("4 or 5") or a
+  sentence, does not equal itself, or wrongly equals 0, 1 or its negation.
   """
   if not isinstance(gold, str):
     raise ValueError(f"gold is a {type(gold).__name__}; use a text")
@@ -213,7 +209,6 @@ def _value(node: Node) -> Tree:
 
 
 def _fault(node: Node) -> str:
-  """The error in the structure of a reference, or ""."""
   if isinstance(node, Leaf) and node.tree is None:
     return f"unreadable: {node.fault}"
   if isinstance(node, Words):

@@ -265,7 +265,6 @@ def _covered(table: list[list[Answer]], columns: int) -> Answer:
 
 
 def _matched(table: list[list[Answer]], columns: int) -> Answer:
-  """Whether the lists match one to one, in any order."""
   free = [*range(columns)]
   open_rows = []
   for row in table:

@@ -36,7 +36,6 @@ class Token(NamedTuple):
 
 
 def _spellings(table: str) -> dict[str, str]:
-  """Every spelling of a table with the first one of its entry."""
   entries = [entry.split() for entry in table.split(",")]
   return {word: entry[0] for entry in entries for word in entry}
 
@@ -402,10 +401,7 @@ def read(tokens: Sequence[Token]) -> Tree:
     read(tokens(r"2\sqrt{3}"))          # ("*", Fraction(2), ("root", ...))
 
   A number before a proper fraction is a mixed number; two numbers side by side
-  are no expression.
-
-  Raises:
-    Unreadable: If it is none, or is undefined, or too large.
+  are no expression. Raises Unreadable if it is none, undefined or too large.
   """
   reader = _Reader(tokens)
   tree = reader.sum()
@@ -434,7 +430,6 @@ class _Reader:
     return token
 
   def accept(self, *texts: str) -> bool:
-    """Takes the next tokens if they are these."""
     ahead = self._tokens[self._at : self._at + len(texts)]
     accepted = tuple(token.text for token in ahead) == texts
     self._at += accepted * len(texts)

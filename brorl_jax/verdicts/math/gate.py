@@ -180,7 +180,6 @@ def _ascii(text: str) -> tuple[str, str]:
 def _counted(
   bare: str, table: Sequence[tuple[re.Pattern[str], int, str]]
 ) -> str:
-  """The reason of the first pattern that occurs too often, or ""."""
   found = (why for what, n, why in table if len(what.findall(bare)) >= n)
   return next(found, "")
 
@@ -223,7 +222,6 @@ def _powers(bare: str) -> str:
 
 
 def _exponent(bare: str, start: int) -> tuple[str, int]:
-  """The exponent that starts there, and where it ends."""
   while bare[start : start + 1] == " ":
     start += 1
   if bare[start : start + 1] in ("{", "("):

@@ -31,8 +31,6 @@ from brorl_jax.verdicts.math.expressions import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-  """An expression."""
-
   text: str  # its tokens, one way of writing it
   tree: Tree  # as `expressions.read` gives it, or None if that cannot read it
   unit: str = ""  # the unit of measurement, or ""
@@ -115,9 +113,8 @@ def parse(text: str) -> Node:
     parse(r"0 < x \le 1")   # Assign("x", Row("(", (0, 1), "]"))
     parse(r"\{2, 1\}")      # Items("set", (2, 1))
 
-  Raises:
-    Unreadable: A part is empty, or brackets do not match. An unreadable
-      expression is a leaf without a tree.
+  Raises Unreadable if a part is empty or brackets do not match. An unreadable
+  expression is a leaf without a tree.
   """
   text = plain(text)
   if _WORDS.fullmatch(text) and not known_unit(text):
@@ -207,7 +204,6 @@ def _several(part: Sequence[Token]) -> Node | None:
 
 
 def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
-  """Flattens lists and sets."""
   flat: list[Node] = []
   for node in nodes:
     if isinstance(node, Items) and node.kind != "except":
@@ -413,7 +409,6 @@ def _leaf(part: Sequence[Token]) -> Node:
 
 
 def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
-  """Splits an expression from its unit."""
   for mark, rest in ((part[0], part[1:]), (part[-1], part[:-1])):
     if rest and mark.text in _CURRENCIES:
       return rest, _CURRENCIES[mark.text]

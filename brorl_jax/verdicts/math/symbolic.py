@@ -76,7 +76,6 @@ def _equal(a: Leaf, g: Leaf, seed: bytes, cost: int) -> bool:
 def _points(
   a: Tree, g: Tree, names: list[str], seed: bytes, start: int = 0
 ) -> list[dict[str, Fraction]]:
-  """Where two expressions are compared."""
   cases = len(names) > 1 and (_has_cases(a) or _has_cases(g))
   count = _POINTS_OF_CASES if cases else _POINTS
   return [_point(names, seed, i) for i in range(start, start + count)]
@@ -141,7 +140,6 @@ def _product(tree: Tree) -> int:
 
 
 def _at(tree: Tree, point: dict[str, Fraction]) -> Tree:
-  """The tree with numbers for its symbols."""
   if not isinstance(tree, tuple) or tree[0] == "constant":
     return tree
   if tree[0] == "symbol":

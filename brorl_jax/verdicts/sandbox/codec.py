@@ -77,8 +77,7 @@ def encode(value: Any) -> Any:
 def decode(node: Any) -> Any:
   """The value of a node, with `Keyed` for sets and dicts.
 
-  Raises:
-    ValueError: `encode` cannot have made the node.
+  Raises ValueError if `encode` cannot have made the node.
   """
   try:
     return _decode(node, 0, [MAX_NODES])
@@ -87,15 +86,13 @@ def decode(node: Any) -> Any:
 
 
 def dumps(node: Any) -> bytes:
-  """A node as bytes."""
   return json.dumps(node, separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> Any:
-  """A node from bytes; `decode` checks it.
+  """A node from bytes, for `decode` to check.
 
-  Raises:
-    ValueError: The bytes are not JSON, or more than `MAX_BYTES`.
+  Raises ValueError if they are not JSON, or more than `MAX_BYTES`.
   """
   if len(data) > MAX_BYTES:
     raise ValueError(f"{len(data)} bytes; at most {MAX_BYTES} are read")
@@ -108,9 +105,7 @@ def loads(data: bytes) -> Any:
 def rebuild(value: Any, *, key: bool = False) -> Any:
   """A decoded value with real sets and dicts, for use in the jail only.
 
-  Args:
-    value: From `decode`.
-    key: Whether the result must be hashable; a set becomes a frozenset.
+  If it must be hashable, as a `key`, a set becomes a frozenset.
   """
   if isinstance(value, Keyed):
     keys = [rebuild(k, key=True) for k, _ in value.items.values()]
@@ -125,16 +120,12 @@ def rebuild(value: Any, *, key: bool = False) -> Any:
 
 
 def same(got: Any, want: Any) -> bool:
-  """Whether a decoded value equals the expected value.
+  """Whether a decoded value equals the expected value, plain data.
 
   A bool is not an int, nan equals nothing, and a list equals a tuple with the
   same items. An expected float allows a relative error of 1e-6 and an absolute
   error of 1e-9. An expected int allows only the exact number, also as a float.
   Keys of dicts and items of sets must match exactly; 1.0 matches 1.
-
-  Args:
-    got: From `decode`.
-    want: Plain data; anything else equals nothing.
   """
   return _same(got, decode(encode(want)))
 

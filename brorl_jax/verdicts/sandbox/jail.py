@@ -75,10 +75,8 @@ class Jail:
   ):
     """Starts no process.
 
-    Args:
-      calls: Module with the table of library calls.
-      allow_inner: Whether to run programs under process restrictions alone,
-        without namespaces; the list above has what these do not prevent.
+    `calls` is a module with the table of library calls; with `allow_inner`,
+    programs may run without namespaces: the list above has what those prevent.
     """
     self.limits, self._allow_inner = limits, allow_inner
     self._worker = library_calls.LibraryWorker(calls)
@@ -169,11 +167,7 @@ _INNER = (
 
 
 def require(*, allow_inner: bool) -> Level:
-  """The jail of this machine, measured once per process.
-
-  Raises:
-    Failed: The jail is too weak; the message is one line.
-  """
+  """The jail of this machine, measured once per process; Failed if too weak."""
   level = measure()
   if level.name == "none":
     raise Failed(f"this machine cannot sandbox programs: {level.reason}")
@@ -186,7 +180,6 @@ def require(*, allow_inner: bool) -> Level:
 
 
 def describe(level: Level) -> str:
-  """One line for the log."""
   if level.name == "full":
     return f"programs run in a full sandbox with Python {level.version}"
   return (

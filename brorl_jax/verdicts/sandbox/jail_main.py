@@ -87,13 +87,10 @@ _WARM = """
 def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   """Forks one process per job until the host closes its end of the socket.
 
-  Args:
-    control: Our end of a socket.
-    readable: Paths that jobs may read: the files of the interpreter.
-    namespaces: Whether this process has its own namespaces. Then it mounts a
-      folder for scratch files, which ends with it. Otherwise jobs can write
-      nothing and start no threads, because the kernel would count the threads
-      of all jobs together.
+  `control` is our end; jobs may read the `readable` files of the interpreter.
+  A process that has its own namespaces mounts a folder for scratch files, which
+  ends with it. Otherwise jobs can write nothing and start no threads, because
+  the kernel would count the threads of all jobs together.
   """
   limit_descriptors()
   if namespaces:
@@ -166,7 +163,6 @@ def _reap(pid: int) -> tuple[int, float]:
 def _job(
   fds: Sequence[int], scratch: str | None, readable: Sequence[str]
 ) -> NoReturn:
-  """The process of a job."""
   status = BROKEN
   try:
     seccomp_landlock.die_with_parent()
@@ -212,7 +208,6 @@ def keep(fds: Sequence[int]) -> None:
 
 
 def contents(fd: int) -> bytes:
-  """The contents of a file from its position on."""
   with open(fd, "rb", closefd=False) as file:
     return file.read()
 
@@ -227,7 +222,6 @@ def send(
   first: bool = True,
   cpu_s: float = 0.0,
 ) -> None:
-  """Writes a frame."""
   sizes = len(payload), len(why)
   write(results, FRAME.pack(index, status, first, cpu_s, *sizes))
   write(results, payload)
@@ -235,14 +229,12 @@ def send(
 
 
 def write(fd: int, data: bytes) -> None:
-  """Writes all the data."""
   view = memoryview(data)
   while view:
     view = view[os.write(fd, view) :]
 
 
 def framed(data: bytes) -> bytes:
-  """A message: its length and the data."""
   return LENGTH.pack(len(data)) + data
 
 
@@ -290,7 +282,6 @@ def _compile(program: str, results: int) -> types.CodeType | None:
 
 
 def calls(job: dict[str, Any], results: int) -> int:
-  """Calls the function on one list of arguments after the other."""
   function = load(job, results)
   if function is None:
     return 0
@@ -374,7 +365,6 @@ def _tell(
 
 
 def _read(fd: int, size: int) -> bytes:
-  """Reads `size` bytes, or fewer at the end."""
   data = b""
   while len(data) < size and (more := os.read(fd, size - len(data))):
     data += more
@@ -382,7 +372,6 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def _files(text: str) -> tuple[int, int]:
-  """Files for the input and the output of a test."""
   files = os.memfd_create("stdin"), os.memfd_create("stdout")
   write(files[0], text.encode())
   os.lseek(files[0], 0, os.SEEK_SET)
@@ -392,7 +381,6 @@ def _files(text: str) -> tuple[int, int]:
 def _programs(
   code: types.CodeType, files: Sequence[tuple[int, int]], say: int
 ) -> NoReturn:
-  """Runs a program on one test after the other."""
   status = 1
   try:
     folder, depth = os.getcwd(), sys.getrecursionlimit()

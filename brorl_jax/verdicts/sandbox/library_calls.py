@@ -70,18 +70,15 @@ class LibraryCall:
 
 
 def symbolic(answer: str, gold: str) -> bool:
-  """Whether two LaTeX expressions are equal; see math/symbolic.py."""
   from brorl_jax.verdicts.math import symbolic
 
   return symbolic.symbolic(answer, gold)
 
 
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
-  """The score of a reasoning-gym scorer.
+  """The score of a reasoning-gym scorer, or {"raised": type of the exception}.
 
-  Returns:
-    The score, or {"raised": type of the exception}. Most scorers raise only on
-    malformed answers.
+  Most scorers raise only on malformed answers.
   """
   scorer = _scorer(entry["metadata"]["source_dataset"])
   try:
@@ -93,7 +90,6 @@ def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
 
 
 def instruction(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
-  """Whether a response follows an instruction; see if_library.py."""
   from brorl_jax.verdicts.instructions import if_library
 
   return if_library.checked(kind, kwargs, response)
@@ -151,7 +147,6 @@ class LibraryWorker(process.Worker):
   """A process that answers one library call at a time."""
 
   def __init__(self, calls: str = __name__):
-    """`calls` is a module with `LIBRARY_CALLS` and `preload`."""
     super().__init__(reply_bytes=_MAX_REPLY)
     self._calls = calls
     self._zygote: process.Process | None = None
@@ -161,12 +156,9 @@ class LibraryWorker(process.Worker):
   def ask(self, call: str, *args: Any, timeout: float) -> Any:
     """The result of a library call, any JSON value. The caller checks it.
 
-    Args:
-      *args: JSON values, at most 4 MiB together.
-      timeout: Seconds of CPU time, or of sleep, > 0; see process.py.
-
-    Raises:
-      Failed: There is no answer; the message is one line.
+    `args` are JSON values of at most 4 MiB together, `timeout` seconds of CPU
+    time, or of sleep, > 0; see process.py. Raises Failed, in one line, if there
+    is no answer.
     """
     if not timeout > 0:
       raise ValueError(f"timeout is {timeout}; use seconds > 0")

@@ -69,11 +69,8 @@ class Failed(RuntimeError):
 class Process:
   """A process that ends when its socket closes.
 
-  Attributes:
-    life: Socket to the process.
-    hello: The first message of the process, with its "pid".
-    pid: Process id in our namespace.
-    owner: Id of the process that started it.
+  `life` is a socket to it, `hello` its first message, with its "pid"; `pid` is
+  that in our namespace, `owner` the id of the process that started it.
   """
 
   def __init__(
@@ -82,14 +79,10 @@ class Process:
     *,
     patience_s: float,
   ):
-    """Starts a process and waits until it is ready.
+    """Starts a process and waits until it is ready, or raises Failed.
 
-    Args:
-      start: Receives the other end of `life`; returns our child, which is the
-        process or its parent, or None if a zygote forks it.
-
-    Raises:
-      Failed: The process did not become ready.
+    `start` gets the other end of `life`; it returns our child, which is the
+    process or its parent, or None if a zygote forks it.
     """
     self.life, theirs = socket.socketpair()
     try:
@@ -112,7 +105,6 @@ class Process:
       pids.append(self.pid)
 
   def alive(self) -> bool:
-    """Whether our child runs."""
     return self._popen is not None and self._popen.poll() is None
 
   def stop(self) -> None:
@@ -221,8 +213,7 @@ def python(
 class Worker(abc.ABC):
   """The host's side of a worker; one thread asks, any thread may call `stop`.
 
-  Attributes:
-    failures: Questions without an answer; each ended a process.
+  `failures` are questions without an answer; each ended a process.
   """
 
   def __init__(self, *, reply_bytes: int):
@@ -255,7 +246,6 @@ class Worker(abc.ABC):
       self._link = None
 
   def _running(self) -> bool:
-    """Whether a process waits for a question."""
     if self._stopped:
       raise Failed("stopped")
     if self._link is not None:
@@ -267,7 +257,6 @@ class Worker(abc.ABC):
     return self._guard is not None and self._guard.owner == os.getpid()
 
   def _begin(self, patience_s: float) -> Any:
-    """Starts a process; returns the value of its first message."""
     link, its_link = socket.socketpair()
     try:
       with its_link:
@@ -298,7 +287,6 @@ class Worker(abc.ABC):
     return self._receive(clock)
 
   def _receive(self, clock: JobClock | Deadline) -> Any:
-    """The value of the next reply."""
     assert self._link is not None
     match _received(self._link, clock, self._reply_bytes):
       case {"value": value}:
@@ -403,7 +391,6 @@ def serve(
 
 
 def describe(error: BaseException) -> str:
-  """Type and message of an error, in one short line."""
   text = " ".join(str(error).split())[:300]
   return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -467,7 +454,6 @@ class JobClock:
   """
 
   def __init__(self, pid: int, test_s: float, total_s: float):
-    """Starts the clock; for the limits see `seccomp_landlock.Limits`."""
     self._pid, self.seconds, self._total_s = pid, test_s, total_s
     self.wait_s = min(_TICK_S, test_s / 4)
     self._begin = self._test = self._looked = time.monotonic()
@@ -476,12 +462,10 @@ class JobClock:
     self._slept = self._slept_before = self._cpu_s = 0.0
 
   def tested(self) -> None:
-    """A test has ended."""
     self._test, self._before = time.monotonic(), -1.0
     self._slept_before = self._slept
 
   def late(self) -> bool:
-    """Whether its time is up."""
     now = time.monotonic()
     if now - self._looked < self.wait_s:
       return False

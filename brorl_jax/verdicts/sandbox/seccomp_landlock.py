@@ -74,9 +74,11 @@ def isolate(
 ) -> None:
   """Applies all restrictions to this process, for good.
 
+  The host enforces the seconds (here they only bound the process) and the sizes
+  of output and results. Raises OSError if a restriction is not available.
+  Others may already apply, so the process has to end.
+
   Args:
-    limits: See `Limits`. The host enforces the seconds (here they only bound
-      the process) and the sizes of output and results.
     readable: Files and folders, with their contents, that may be read and
       mapped as code. Missing ones are ignored.
     writable: Files and folders that may also be written: files and folders in
@@ -84,10 +86,6 @@ def isolate(
       links.
     forks: Whether the process may still fork and wait, in order to prepare
       others. Those call a `fork_ban`.
-
-  Raises:
-    OSError: A restriction is not available. Others may already apply, so the
-      process has to end.
   """
   _restrict_files(readable, writable)
   _set_limits(limits)
@@ -147,11 +145,7 @@ def mount_tmpfs(path: str, flags: int, options: str) -> None:
 
 
 def drop_capabilities() -> None:
-  """Drops all capabilities of this process and of programs it executes.
-
-  Raises:
-    OSError: The kernel refused.
-  """
+  """Drops all capabilities of this process and of programs it executes."""
   libc = _libc()
   _prctl(_NO_NEW_PRIVS, 1)
   # Without CAP_SETPCAP this fails, but no_new_privs already keeps an executed
@@ -230,11 +224,7 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
 
 
 def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
-  """Applies only the last restriction: unlisted system calls are refused.
-
-  Raises:
-    OSError: The kernel refused, or is not one of `MACHINES`.
-  """
+  """Refuses unlisted system calls; OSError if this is not one of `MACHINES`."""
   install = _prepared(program(_machine(), forks=forks, threads=threads))
   _prctl(_NO_NEW_PRIVS, 1)
   install()
@@ -392,12 +382,7 @@ def program(
 ) -> list[Instruction]:
   """The filter that the kernel runs on each system call.
 
-  Args:
-    machine: A key of `MACHINES`.
-    forks: Whether to allow fork and wait.
-
-  Raises:
-    OSError: There is no table for the machine.
+  `forks` allows fork and wait. OSError: there is no table for the machine.
   """
   if machine not in MACHINES:
     raise OSError(

@@ -83,10 +83,8 @@ class Zygote:
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
     """Starts no process.
 
-    Args:
-      interpreter: Path of the Python that runs the programs. The user of the
-        jail (nobody if we are root) must be able to read it.
-      bubblewrap: Path of bwrap, or None for process restrictions alone.
+    The user of the jail (nobody if we are root) must be able to read the
+    `interpreter`. No path of bwrap: process restrictions alone.
     """
     self._interpreter, self._bubblewrap = interpreter, bubblewrap
     self._process: process.Process | None = None
@@ -101,15 +99,11 @@ class Zygote:
     tests: bytes = b"",
     received: int | None = None,
   ) -> JobResult:
-    """Runs one job.
+    """Runs one job: its "mode" and the fields of that mode; see jail_main.py.
 
-    Args:
-      job: "mode" and the fields of that mode; see jail_main.py.
-      tests: For a check, the source of the tests.
-      received: Limit on bytes of results; None: `limits.result_bytes`.
-
-    Raises:
-      Failed: There is no jail, or it fails for every program.
+    `tests` is the source of a check's tests; `received` limits the bytes of
+    results, by default to `limits.result_bytes`. Raises Failed if there is no
+    jail, or it fails for every program.
     """
     if received is None:
       received = limits.result_bytes
@@ -364,7 +358,6 @@ def _start_jail(interpreter: str, bubblewrap: str | None) -> process.Process:
 
 
 def _memory(data: bytes) -> int:
-  """A file in memory, positioned at its start."""
   fd = os.memfd_create("job")
   with open(fd, "wb", closefd=False) as file:
     file.write(data)
