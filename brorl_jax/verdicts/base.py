@@ -18,19 +18,17 @@ Jailed = Literal["", "programs", "libraries"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-  """The result of checking one response.
+  """The result of checking one response."""
 
-  "invalid" means that the verifier itself failed: it says nothing about the
-  policy and is left out of the loss. `score` is 1.0 for a right answer, and the
-  share that is right where it has parts, as tests of a program. `reason` is ""
-  for a pass, else a code of a few words and, after a colon, details, in one
-  line. `answer` is the part of the response that was checked.
-  """
-
+  # "invalid": the verifier itself failed, which says nothing about the policy;
+  # the response is left out of the loss.
   status: Status
+  # 1.0 for a right answer. An answer with parts, such as a program with several
+  # tests, scores the share that is right.
   score: float
+  # A code of a few words and, after a colon, details, in one line; or "".
   reason: str = ""
-  answer: str = ""
+  answer: str = ""  # the part of the response that was checked
 
   @property
   def reward(self) -> float:
@@ -63,20 +61,15 @@ def require_text(response: object) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-  """One question with everything its verifier needs.
+  """One question with everything its verifier needs."""
 
-  `id` is unique within a run, such as "gcd/train/123". `task` is a name for
-  statistics: the gym task, or the source of the data. Each message has "role"
-  and "content"; the last is the user's. `entry` is a JSON object, the second
-  argument of the verifier. Only own reward functions read `columns`, the other
-  fields of the record.
-  """
-
-  id: str
-  domain: str
-  task: str
+  id: str  # unique within a run, such as "gcd/train/123"
+  domain: str  # name of the domain whose verifier scores the responses
+  task: str  # for statistics: the gym task, or the source of the data
+  # Each with "role" and "content"; the last is the user's.
   messages: Sequence[Mapping[str, str]]
-  entry: Mapping[str, Any]
+  entry: Mapping[str, Any]  # second argument of the verifier, a JSON object
+  # Other fields of the record; only own reward functions read them.
   columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
@@ -87,11 +80,7 @@ class Example:
 def posed(
   example: Example, *, system: str = "", instruction: str = ""
 ) -> list[dict[str, str]]:
-  """The conversation that the policy sees; "" adds nothing.
-
-  `system` is a first message, unless the example has one; `instruction` are
-  lines after the last question.
-  """
+  """The conversation that the policy sees; "" adds nothing."""
   messages = [dict(message) for message in example.messages]
   parts = (example.question, instruction)
   messages[-1]["content"] = "\n".join(part for part in parts if part)
@@ -112,41 +101,31 @@ def tagged(text: str) -> str | None:
 
 
 class Field(NamedTuple):
-  """A field of the records of one domain.
+  """A field of the records of one domain."""
 
-  `read` checks the value and returns the value to use, or raises Refused.
-  `in_prompt`: it is a list of texts that must occur in the prompt, because only
-  the verifier reads the field.
-  """
-
-  read: Callable[[Any], Any]
+  read: Callable[[Any], Any]  # returns the value to use, or raises Refused
   optional: bool = False
+  # A list of texts that must be in the prompt: only the verifier reads it.
   in_prompt: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Domain:
-  """One kind of question: its data fields, verifier and defaults.
-
-  Attributes:
-    verify: Scores a response by its entry in a jail; see pool.Verifier.
-    fields: Fields of a record that other domains lack. The first
-      holds the reference answer; errors of `check_reference` name it.
-    check_reference: From these fields to the verifier's entry. Raises
-      ValueError if no response could pass, or if every response would. Imports
-      slow libraries when it is called.
-    needs_jail: The sandbox that must work before the first response.
-    one_answer: Whether a prompt has one right "answer". Then two records with
-      the same prompt and different answers are an error.
-    task: Name for statistics if a record has none; "" uses its file's name.
-  """
+  """One kind of question: its data fields, verifier and defaults."""
 
   name: str
+  # Scores a response by its entry in a jail; see pool.Verifier.
   verify: Callable[[str, Mapping[str, Any], Any], Verdict]
+  # Those of a record that other domains lack. The first holds the reference
+  # answer; errors of `check_reference` name it.
   fields: Mapping[str, Field]
+  # From these fields to the verifier's entry. ValueError if no response could
+  # pass, or if every response would. Imports slow libraries when called.
   check_reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-  needs_jail: Jailed = ""
+  needs_jail: Jailed = ""  # must work before the first response
+  # Two records with the same prompt and different answers are an error.
   one_answer: bool = False
+  # Name for statistics if a record has none; "" uses its file's name.
   task: Callable[[Mapping[str, Any]], str] = lambda fields: ""
 
 
@@ -256,11 +235,7 @@ def pick_family(
 
 
 def candidate_index(step: int, position: int) -> int:
-  """The puzzle index of one candidate: step * 2**20 + position.
-
-  Distinct (step, position) have distinct indexes in every family. Raises
-  ValueError if the position is not in [0, 2**20).
-  """
+  """The puzzle index of a candidate, distinct for each (step, position)."""
   if not 0 <= position < POSITIONS:
     raise ValueError(f"position = {position}; use 0 to {POSITIONS - 1}")
   return step * POSITIONS + position

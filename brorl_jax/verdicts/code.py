@@ -17,12 +17,12 @@ Tests are of three kinds:
   {"check": "def check(candidate): ...", "fn_name": "add"}
     A function that calls the candidate and asserts. One test in two processes.
 
-The program runs in a jail (sandbox/). Expected values never enter the jail; the
-comparison happens outside. Each test has `Limits.test_s` CPU seconds, all tests
-together `Limits.total_s`; `time_limit` of an example replaces the former. If
-the time is exceeded or the run ends otherwise, the score is 0. If only the
-process of one test is killed, that test fails. `same_output` compares outputs,
-sandbox/codec.py values.
+The program runs in a jail (sandbox/). Expected values never enter it; the
+comparison (`same_output`, or sandbox/codec.py for values) happens outside. Each
+test has `Limits.test_s` CPU seconds, or the `time_limit` of its example; all
+tests together `Limits.total_s`. If the time is exceeded or the run ends
+otherwise, the score is 0. If only the process of one test is killed, that test
+fails.
 """
 
 from __future__ import annotations
@@ -112,13 +112,12 @@ _FENCE = re.compile(r"([ \t]*)(`{3,}+|~{3,}+)\s*+(\w*+)[^`]*+")
 
 
 def extract(response: str) -> str | None:
-  """The program of a response, or None.
+  """The program of a response: its last complete block in Python, or None.
 
-  It is the last complete fenced block (backquotes or tildes) that is marked as
-  Python or has no language. Thinking is ignored: only text after the last
-  `</think>` and before an unclosed `<think>` counts. A fence at least as long,
-  alone on its line, ends a block. The indentation of the opening fence is
-  removed from the lines.
+  A block is fenced by backquotes or tildes and ends at a fence at least as
+  long, alone on its line; it is marked as Python or has no language. Only text
+  after the last `</think>` and before an unclosed `<think>` counts. The
+  indentation of the opening fence is removed from the lines.
   """
   text = response.rpartition("</think>")[2].partition("<think>")[0]
   program = block = None
@@ -315,12 +314,7 @@ class Tests:
 
 
 def parse_tests(tests: Any) -> Tests:
-  """Checks the tests of an example and prepares them for the jail.
-
-  Raises ValueError, in one line, if they are of no kind that the module names,
-  empty, too many, do not match the outputs in number, expect only empty
-  outputs, or have values that are too large or not plain data.
-  """
+  """Prepares an example's tests for the jail; a ValueError has one line."""
   if not isinstance(tests, Mapping):
     raise ValueError(f"tests is a {type(tests).__name__}; use an object")
   unknown = tests.keys() - {"inputs", "outputs", "fn_name", "check"}
@@ -455,7 +449,6 @@ def _has_opaque(node: Any) -> bool:
 
 
 def _tests(value: Any) -> dict[str, Any]:
-  """The tests in the verifier's form; converts a list of pairs."""
   if not isinstance(value, list):
     return strict_json.mapping(value, "tests")
   for i, pair in enumerate(value):

@@ -31,8 +31,7 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
 
   `fields` are those of a record of this domain: answer; tests, optionally
   time_limit; answer, optionally choices; entry; instructions. See
-  `data/dataset.py`. Raises ValueError if the domain does not exist, or a field
-  is missing, unknown or unusable.
+  `data/dataset.py`. Raises ValueError if one is missing, unknown or unusable.
   """
   if domain not in DOMAINS:
     near = did_you_mean(domain, DOMAINS, f"use {', '.join(DOMAINS)}")

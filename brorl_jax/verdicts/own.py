@@ -12,13 +12,13 @@ The names of the parameters decide how a reward is called:
 `responses` are all responses to one prompt, duplicates included, in the order
 of the rollouts. `example` is a dict with "id", "prompt", "messages", "source"
 and every column of the data line. `step` is the training step, None in an
-evaluation. `example` and `step` are optional. README.md has what a function may
-return, and when a response becomes invalid.
+evaluation. Both are optional. README.md has what a function may return, and
+when a response becomes invalid.
 
-The functions run in several worker processes. Each imports the file once, so
-module state is per process. They are not sandboxed: they may use the network,
-files and other processes. jax sees only the CPU there. They should depend on
-their arguments alone, because a resumed run calls them again.
+The functions run in several worker processes, without a sandbox: they may use
+the network, files and other processes. Each process imports the file once, so
+module state is per process, and sees only the CPU through jax. They should
+depend on their arguments alone, because a resumed run calls them again.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ _ENVIRONMENT = {
 
 
 class Named(NamedTuple):
-  """The function of a name."""
-
   value: Any  # the value in the table, or the function
   # Hash of the file that defines it, 32 hexadecimal digits; "" for a table
   # entry, which the version of the package determines.
@@ -198,10 +196,8 @@ def load(name: str) -> Function:
 def verdicts(
   function: Function, responses: Sequence[str], example: str, step: int | None
 ) -> list[Verdict]:
-  """The verdicts of one call on one response, or on all; never raises.
-
-  `example` is a JSON text, so that a call cannot change the next one's.
-  """
+  """The verdicts of one call on one response, or on all; never raises."""
+  # From a JSON text, so that a call cannot change the next one's example.
   known = {"example": json.loads(example), "step": step}
   known = {k: v for k, v in known.items() if k in function.takes}
   try:
@@ -321,8 +317,7 @@ class Rewards:
       with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
         [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
 
-  Several threads may call `score` at once. `digests` are hashes of the files
-  that define the functions, by name.
+  Several threads may call `score` at once.
   """
 
   def __init__(
@@ -339,7 +334,7 @@ class Rewards:
     """
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
-    self.digests: dict[str, str] = {}
+    self.digests: dict[str, str] = {}  # of the functions' files, by name
     self._workers = [
       FunctionWorker(names, timeout_s, self.digests) for _ in range(workers)
     ]
@@ -363,11 +358,7 @@ class Rewards:
   def score(
     self, groups: Sequence[Group], *, step: int | None
   ) -> list[list[TimedVerdict]]:
-    """Waits for the verdicts on all responses of each group.
-
-    A function of one response is called once for equal responses. `step` is the
-    training step, None in an evaluation.
-    """
+    """Waits for the verdicts on all responses of each group."""
     pending = [
       [self._submit(i, group, step) for i in range(len(self._whole))]
       for group in groups
@@ -399,6 +390,7 @@ class Rewards:
     )
     if self._whole[which]:
       return submit(texts).result
+    # Equal responses are scored once.
     calls = {text: submit([text]) for text in dict.fromkeys(texts)}
     return lambda: [calls[text].result()[0] for text in texts]
 

@@ -5,9 +5,9 @@
       scored = pool.score([Job("math", response, entry), ...])
       scored[0].verdict.reward, scored[0].seconds
 
-Each thread of the pool has its own jail and so its own processes. If a verifier
-fails, the response becomes invalid, never right or wrong: the loss leaves it
-out and a metric counts it. The caller passes the verifiers in.
+Each thread has its own jail and so its own processes. If a verifier fails, the
+response becomes invalid, never right or wrong: the loss leaves it out and a
+metric counts it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
 
 
 class Job(NamedTuple):
-  """A response to score."""
-
   domain: str  # name of the verifier
   response: str
   # The example's entry. Responses to one prompt share the same object, by which
@@ -62,9 +60,8 @@ class Pool:
   ):
     """Starts the threads; a jail starts when it is first needed.
 
-    `verifiers` are by domain and are called in any thread. `workers` is the
-    number of threads, by default `size()`. `deadline_s` is for one response;
-    use more than the limits of the jail add up to.
+    `verifiers` are by domain. `deadline_s` is for one response: use more than
+    the limits of the jail add up to.
     """
     self._verifiers, self._jail = dict(verifiers), jail
     self._deadline_s, self._closed = deadline_s, False
@@ -236,10 +233,7 @@ class _Thread(threading.Thread):
 
 
 def size() -> int:
-  """The default number of threads: the CPUs of this process, at least two.
-
-  With more than four CPUs, one is left to the trainer.
-  """
+  """CPUs of this process, at least two; above four, one is the trainer's."""
   ours = getattr(os, "sched_getaffinity", None)  # only on Linux
   cpus = len(ours(0)) if ours else os.cpu_count() or 1
   return max(2, cpus - 1 if cpus > 4 else cpus)

@@ -110,14 +110,11 @@ def verify(
 def find(response: str) -> str | None:
   r"""The text of the answer, or None if there is none.
 
-  It is the first of these that exists after the last "</think>":
-
-  1. the last complete \boxed{...};
-  2. the last <answer>...</answer>;
-  3. the rest of the line after the last "answer:" or "answer is", or "correct
-     option is", "right choice:" and the like, in any case; the next line that
-     is not blank if the rest is. Not after a "not", as in "not the right
-     choice:".
+  It is the first of these that exists after the last "</think>": the last
+  complete \boxed{...}; the last <answer>...</answer>; the rest of the line, or
+  the next line that is not blank, after the last "answer:", "answer is",
+  "correct option is", "right choice:" and the like, in any case, but not after
+  a "not", as in "not the right choice:".
   """
   tail = response.rpartition("</think>")[2]
   if "<think>" in tail:
@@ -136,9 +133,8 @@ def find(response: str) -> str | None:
 def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   """The right answer as `verify` takes it: without a box, or a choice's letter.
 
-  Raises ValueError if it is empty, names no choice, hedges ("4 or 5") or is a
-  sentence of more than 80 characters, or the choices are fewer than 2, more
-  than 26, blank or the same.
+  Raises ValueError if it cannot be compared: it is empty, names no choice,
+  hedges ("4 or 5") or is a sentence, or the choices are wrong.
   """
   if not isinstance(answer, str):
     raise ValueError(f"answer is a {type(answer).__name__}; use a text")
@@ -385,23 +381,19 @@ def key(text: str) -> tuple[str, ...]:
 
 
 def same_words(a: str, b: str) -> bool:
-  """Whether two texts have the same key.
-
-  A charge and a hybrid orbital may do without its "^": Fe3+, sp3.
-  """
+  """Whether two texts have the same key."""
   first, second = key(a), key(b)
   if first == second:
     return True
+  # A charge and a hybrid orbital may do without its "^": Fe3+, sp3.
   if ("^" in first) == ("^" in second) or not is_formula(unwrapped(a)):
     return False
   return [t for t in first if t != "^"] == [t for t in second if t != "^"]
 
 
 def is_formula(word: str) -> bool:
-  """Whether a word is several elements, or one with a number, or an orbital.
-
-  CO, Fe2, OH^- and sp3 are; Co, DNA and co2 are not.
-  """
+  """Whether a word is several elements, or one with a number, or an orbital."""
+  # CO, Fe2, OH^- and sp3 are; Co, DNA and co2 are not.
   if _HYBRID.fullmatch(word):
     return True
   if not re.fullmatch(r"(?:[A-Z][a-z]?|[0-9()\[\]^+-])+", word):

@@ -38,11 +38,7 @@ _CONTROL = re.compile(
 
 
 class Refused(ValueError):
-  """An error in one record.
-
-  `field` is such as "messages[0].content", or "" for the whole record; `why` is
-  what the field is and what it must be.
-  """
+  """An error in one record: a field, or "", and what it is and must be."""
 
   def __init__(self, field: str, why: str):
     if len(why) > _LONGEST:  # a value of a megabyte; the remedy is at the end

@@ -6,10 +6,10 @@
     verify("<answer>4</answer>", p.entry).reward
 
 Only audited tasks can be used (tables.py), because many scorers of the library
-execute model text or reward garbage. `CHECKS` score some tasks. The scorers of
-`JAILED` evaluate the answer, so a grammar filters it first and they run in a
-jail. All other scorers are the library's and run in this process; they neither
-execute text nor read settings (the tests check their source).
+execute model text or reward garbage. `CHECKS` score some tasks. Scorers of
+`JAILED` evaluate the answer: a grammar filters it and they run in a jail. All
+others are the library's and run in this process; they neither execute text nor
+read settings (the tests check their source).
 """
 
 from __future__ import annotations
@@ -68,12 +68,7 @@ _SECONDS = 3.0
 
 
 def check(families: Sequence[Family]) -> None:
-  """Refuses families that would fail later in a run.
-
-  Raises ValueError if a task is not allowed; a setting is unknown, of the wrong
-  type or out of range; a family is listed twice; the weights are not valid; or
-  a family generates no puzzles, or such whose own answer does not pass.
-  """
+  """Refuses families that would fail later in a run, by ValueError."""
   if not families:
     raise ValueError("families is empty; list at least one")
   names = [family.name for family in families]
@@ -104,10 +99,9 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
     g = seed * 2**56 + split * 2**54 + i * 2**10 + [0, 2**10)
 
   with split 0, 1, 2 for train, heldout, warmup. It takes the first seed whose
-  question is on its side: held-out if a hash of task name and question is
-  0 mod 10, else train and warmup. So the other splits never generate a held-out
+  question is on its side: held-out if a hash of task name and question is 0 mod
+  10, else train and warmup. So the other splits never generate a held-out
   question, under any seed and settings. Two indexes may give the same question.
-  ValueError: an argument is wrong, or the settings allow too few questions.
   """
   if split not in SPLITS:
     raise ValueError(f"split = {split!r}; use one of {', '.join(SPLITS)}")
@@ -139,7 +133,6 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
 
 
 def is_heldout(task: str, question: str) -> bool:
-  """Whether a question is on the held-out side of its task."""
   digest = hashlib.blake2b(
     f"{task}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
   ).digest()
@@ -149,11 +142,7 @@ def is_heldout(task: str, question: str) -> bool:
 def heldout(
   families: Iterable[Family], *, per_family: int, seed: int
 ) -> list[Example]:
-  """Held-out puzzles with distinct questions, ordered by family.
-
-  Raises ValueError if a family has too few questions: one more would have
-  appeared with probability 1 - exp(-10).
-  """
+  """Held-out puzzles with distinct questions, ordered by family."""
   if per_family < 1:
     raise ValueError(f"per_family = {per_family}; use a number >= 1")
   puzzles = []

@@ -181,7 +181,6 @@ def refuse_integral(text: str, variable: str) -> str:
 
 
 def _same(form: Callable[[str], Any]) -> Check:
-  """Compares the answer with the stored one in a common form."""
   return lambda answer, entry: form(answer) == form(entry["answer"])
 
 

@@ -91,7 +91,6 @@ MAX_COMPLEXITY = 2
 
 @functools.cache
 def library() -> Any:
-  """The module reasoning_gym."""
   # Imported here: it takes 2 s, and the package is optional.
   try:
     import reasoning_gym

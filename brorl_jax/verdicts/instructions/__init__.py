@@ -77,10 +77,7 @@ def verify(
 
 
 def check(instructions: Sequence[Mapping[str, Any]]) -> None:
-  """Refuses instructions that could not be checked later, by ValueError.
-
-  Each has "id" and, if its kind has arguments, "kwargs"; None is no argument.
-  """
+  """Refuses instructions that could not be checked later, by ValueError."""
   for kind, kwargs in _read_all(instructions):
     if kind not in BUILT_IN:
       if_library.check(kind, kwargs)
@@ -161,7 +158,6 @@ _positive = functools.partial(whole, least=1)
 
 
 def text(value: Any) -> str:
-  """A non-empty text, stripped."""
   if not isinstance(value, str) or not value.strip():
     raise ValueError("a text that is not blank")
   return value.strip()
@@ -339,10 +335,7 @@ def _count_highlights(response: str) -> int:
 
 
 def _is_json(response: str) -> bool:
-  """Is JSON and nothing else, optionally fenced by ```.
-
-  JSON that nests too deep for Python's parser is refused; IFEval raises.
-  """
+  """Is JSON and nothing else, optionally fenced by ```."""
   inside = response.strip()
   for fence in ("```json", "```Json", "```JSON", "```"):
     inside = inside.removeprefix(fence)
@@ -351,7 +344,7 @@ def _is_json(response: str) -> bool:
     json.loads(
       inside.removesuffix("```").strip(), parse_int=str, parse_float=str
     )
-  except (ValueError, RecursionError):
+  except (ValueError, RecursionError):  # too deep, where IFEval raises
     return False
   return True
 
@@ -369,7 +362,6 @@ def _has_title(response: str) -> bool:
 
 
 def _has_two_responses(response: str) -> bool:
-  """Divided by "******"."""
   parts = [part.strip() for part in response.split("******")]
   written = [part for part in parts if part]
   return all(parts[1:-1]) and len(written) == 2 and len(set(written)) == 2

@@ -79,10 +79,7 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
 
 
 def check(kind: str, kwargs: Mapping[str, Any]) -> None:
-  """Refuses an instruction that could not be checked later, by ValueError.
-
-  ImportError: the library is not installed.
-  """
+  """Refuses an instruction that could not be checked later, by ValueError."""
   where = f"instruction {kind!r}"
   try:
     checker = _checker(kind)

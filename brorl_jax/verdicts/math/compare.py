@@ -83,7 +83,6 @@ def single(node: Node) -> Node | None:
 
 
 def is_rounded(leaf: Leaf) -> bool:
-  """Whether a reference is a rounded decimal."""
   if leaf.step is None or not isinstance(leaf.tree, Fraction):
     return False
   return abs(leaf.tree) / leaf.step >= 10 ** (_ROUNDED_DIGITS - 1)

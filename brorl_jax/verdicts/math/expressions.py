@@ -26,12 +26,9 @@ class Unreadable(ValueError):
 
 
 class Token(NamedTuple):
-  r"""A number, a symbol (letter, subscript, primes), a word, or a sign.
+  """A part of an expression; a sign is one character, or a command."""
 
-  A sign is one character, or a command as `\frac`.
-  """
-
-  kind: str
+  kind: str  # number, symbol (letter, subscript, primes), word or sign
   text: str
 
 
@@ -614,7 +611,6 @@ class _Reader:
     return tree
 
   def mixed(self, digits: str) -> Tree:
-    """A number, or a number and a proper fraction."""
     if self.next.text in (r"\overline", r"\dot"):
       return self.repeating(digits)
     value = Fraction(digits)

@@ -1,4 +1,4 @@
-r"""Finds the answer of a response, and refuses what must not be parsed.
+"""Finds the answer of a response, and refuses what must not be parsed.
 
 It runs before every parser, in the trusted process, in linear time and without
 libraries. Every machine refuses the same text for the same reason.
@@ -21,11 +21,10 @@ _MAX_NESTED = 4
 
 
 def boxed(response: str) -> str | None:
-  r"""What stands in the last complete `\boxed{...}` after the thinking.
+  r"""What stands in the last complete `\boxed{...}` after the last `</think>`.
 
-  Only what follows the last `</think>` counts, and where a `<think>` comes
-  after it, or there is one and no `</think>`, the response is still thinking
-  and has no answer. Of boxes in boxes the outer one is the answer;
+  A `<think>` after that, or with no `</think>` at all, is still open, so there
+  is no answer yet. Of boxes in boxes the outer one is the answer;
   `\boxed{\boxed{6}}` says 6. A box that is never closed is none, so what came
   before it counts; `\boxed 6`, `\fbox{6}` and an answer without a box are none.
   """
@@ -135,10 +134,9 @@ _SIZES = (
 
 
 def screen(text: str) -> tuple[str, str]:
-  """The normalized text, or the reason why it is refused.
+  """The normalized text, or the reason why it is refused; the other is "".
 
-  Foreign decimal digits, dashes and spaces become ASCII ones; that is all that
-  is changed. One of the two is "".
+  Only foreign decimal digits, dashes and spaces are changed, to ASCII ones.
   """
   if len(text) > MAX_LENGTH:
     return "", f"{len(text)} characters, at most {MAX_LENGTH}"

@@ -48,11 +48,9 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items:
-  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union", "except".
+  """Elements in no order; "list" is 1, 2 or 1 or 2."""
 
-  "except" is all real numbers but these: \mathbb{R}\setminus\{2\}, x \ne 2.
-  """
-
+  # "except" is all real numbers but these: \mathbb{R}\setminus\{2\}, x \ne 2.
   kind: Literal["list", "set", "union", "except"]
   items: tuple[Node, ...]
   choice: bool = False  # whether "or" stood between them

@@ -75,10 +75,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(node: Any) -> Any:
-  """The value of a node, with `Keyed` for sets and dicts.
-
-  Raises ValueError if `encode` cannot have made the node.
-  """
+  """The value of a node, or ValueError; sets and dicts become `Keyed`."""
   try:
     return _decode(node, 0, [MAX_NODES])
   except (TypeError, OverflowError, IndexError) as error:
@@ -90,10 +87,7 @@ def dumps(node: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-  """A node from bytes, for `decode` to check.
-
-  Raises ValueError if they are not JSON, or more than `MAX_BYTES`.
-  """
+  """A node from at most `MAX_BYTES` bytes; ValueError if it is not JSON."""
   if len(data) > MAX_BYTES:
     raise ValueError(f"{len(data)} bytes; at most {MAX_BYTES} are read")
   try:
@@ -103,10 +97,7 @@ def loads(data: bytes) -> Any:
 
 
 def rebuild(value: Any, *, key: bool = False) -> Any:
-  """A decoded value with real sets and dicts, for use in the jail only.
-
-  If it must be hashable, as a `key`, a set becomes a frozenset.
-  """
+  """A decoded value with real sets and dicts, for use in the jail only."""
   if isinstance(value, Keyed):
     keys = [rebuild(k, key=True) for k, _ in value.items.values()]
     if value.is_set:

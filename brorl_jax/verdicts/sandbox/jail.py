@@ -20,13 +20,13 @@ A level counts only if it has just stopped harmless attempts to fork, to signal,
 to open a socket, to read and write outside, and to take too much memory or
 time.
 
-What the jail does not promise. It restricts system calls, but about a hundred
-remain, and it does not protect against faults of the kernel or the CPU: to run
-programs of a determined attacker, use a separate machine. A program can learn
-the type and speed of the machine and read the interpreter's folders. It can
-exceed its CPU share with threads until its time is up. Weak tests can be
-passed by guessing their answers. Only Python and its standard library run: no
-packages, processes, network or sockets.
+What the jail does not promise. About a hundred system calls remain, and it does
+not protect against faults of the kernel or the CPU: to run programs of a
+determined attacker, use a separate machine. A program can learn the type and
+speed of the machine and read the interpreter's folders. It can exceed its CPU
+share with threads until its time is up. Weak tests can be passed by guessing
+their answers. Only Python and its standard library run: no packages, processes,
+network or sockets.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Jail:
   """A worker for library calls and a zygote for programs.
 
   Each starts when it is first used. One thread uses a jail; any thread may call
-  `stop`. `limits` are the default limits of programs.
+  `stop`. `calls` is a module with the table of library calls, `limits` are the
+  default limits of programs. `allow_inner` lets programs run without
+  namespaces; the list above has what these prevent.
   """
 
   def __init__(
@@ -73,11 +75,6 @@ class Jail:
     allow_inner: bool = False,
     limits: Limits = _LIMITS,
   ):
-    """Starts no process.
-
-    `calls` is a module with the table of library calls; with `allow_inner`,
-    programs may run without namespaces: the list above has what those prevent.
-    """
     self.limits, self._allow_inner = limits, allow_inner
     self._worker = library_calls.LibraryWorker(calls)
     self._zygote: Zygote | None = None
@@ -156,7 +153,6 @@ class Level:
   bubblewrap: str | None  # path of bwrap, or None
 
   def zygote(self) -> Zygote:
-    """A jail of this level, for one thread."""
     return Zygote(self.interpreter, bubblewrap=self.bubblewrap)
 
 

@@ -88,9 +88,9 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   """Forks one process per job until the host closes its end of the socket.
 
   `control` is our end; jobs may read the `readable` files of the interpreter.
-  A process that has its own namespaces mounts a folder for scratch files, which
-  ends with it. Otherwise jobs can write nothing and start no threads, because
-  the kernel would count the threads of all jobs together.
+  With `namespaces` of our own we mount a folder for scratch files, which ends
+  with us. Otherwise jobs can write nothing and start no threads, because the
+  kernel would count the threads of all jobs together.
   """
   limit_descriptors()
   if namespaces:

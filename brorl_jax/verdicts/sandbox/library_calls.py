@@ -7,12 +7,12 @@
 A call takes and returns JSON values. A process that takes too long is killed,
 so no call measures time. If a call raises, the verifier has failed.
 
-The first worker of this process starts a zygote, which imports the libraries
-once, in seconds, and then only forks: it reads no model text. Each worker is
-forked from it within milliseconds, with a guard (process.py). It reads model
-text. Before its first question it closes every descriptor but its link and
-restricts itself (seccomp_landlock.py): it can write no file, read only the
-libraries, and reach neither the network nor another process.
+The first worker starts a zygote, which imports the libraries once, in seconds,
+and then only forks: it reads no model text. Each worker is forked from it
+within milliseconds, with a guard (process.py). Before its first question it
+closes every descriptor but its link and restricts itself (seccomp_landlock.py):
+it can write no file, read only the libraries, and reach neither the network nor
+another process.
 """
 
 from __future__ import annotations
@@ -76,16 +76,13 @@ def symbolic(answer: str, gold: str) -> bool:
 
 
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
-  """The score of a reasoning-gym scorer, or {"raised": type of the exception}.
-
-  Most scorers raise only on malformed answers.
-  """
+  """The score by reasoning-gym, or {"raised": type of the exception}."""
   scorer = _scorer(entry["metadata"]["source_dataset"])
   try:
     return float(scorer(answer, entry))
   except MemoryError:
     raise  # the verifier failed, not the answer
-  except Exception as error:
+  except Exception as error:  # most raise only on malformed answers
     return {"raised": type(error).__name__}
 
 
@@ -104,10 +101,8 @@ LIBRARY_CALLS: Mapping[str, LibraryCall] = {
 
 
 def preload() -> None:
-  """Imports the installed libraries and runs each once, which takes seconds.
-
-  A worker could not: it may not read every file, and would pay each time.
-  """
+  """Imports the installed libraries and runs each once, which takes seconds."""
+  # A worker could not: it may not read every file, and would pay each time.
   logging.disable(logging.CRITICAL)  # else one warning per answer
   for warm in (_warm_symbolic, _warm_gym, _warm_instructions):
     try:
@@ -242,15 +237,12 @@ def libraries(calls: str) -> process.Process:
 
 
 def main(descriptors: Sequence[int], calls: str) -> NoReturn:
-  """Becomes a zygote; an order has the descriptors of a life and a link.
-
-  Its hello has `isolation_error` (why processes cannot be isolated, or ""), or
-  `error`.
-  """
+  """Becomes a zygote; an order has the descriptors of a life and a link."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   jail_main.limit_descriptors()
   host = socket.socket(fileno=descriptors[0])
   table: Mapping[str, Any] = {}
+  # With "isolation_error", why processes cannot be isolated or "", or "error".
   hello: dict[str, Any] = {"pid": os.getpid()}
   try:
     module = importlib.import_module(calls)
@@ -280,10 +272,8 @@ def main(descriptors: Sequence[int], calls: str) -> NoReturn:
 
 
 def readable() -> list[str]:
-  """Readable paths: the code of the interpreter and of the libraries.
-
-  Not all of sys.path: an entry may be a checkout that also holds data.
-  """
+  """Readable paths: the code of the interpreter and of the libraries."""
+  # Not all of sys.path: an entry may be a checkout that also holds data.
   kinds = ("stdlib", "platstdlib", "purelib", "platlib")
   places = {sysconfig.get_path(kind) for kind in kinds}
   places |= {p for p in sys.path if p.endswith("-packages")}

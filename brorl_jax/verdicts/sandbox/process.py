@@ -67,11 +67,7 @@ class Failed(RuntimeError):
 
 
 class Process:
-  """A process that ends when its socket closes.
-
-  `life` is a socket to it, `hello` its first message, with its "pid"; `pid` is
-  that in our namespace, `owner` the id of the process that started it.
-  """
+  """A process that ends when its socket, `life`, closes."""
 
   def __init__(
     self,
@@ -100,7 +96,7 @@ class Process:
       self.close()
       raise Failed("no answer") from None
     self.life.settimeout(None)
-    self.pid: int = self.hello["pid"]
+    self.pid: int = self.hello["pid"]  # in our namespace
     if self._popen is None:  # the pid of a child may be that of its namespace
       pids.append(self.pid)
 
@@ -211,13 +207,10 @@ def python(
 
 
 class Worker(abc.ABC):
-  """The host's side of a worker; one thread asks, any thread may call `stop`.
-
-  `failures` are questions without an answer; each ended a process.
-  """
+  """The host's side of a worker. One thread asks; any may call `stop`."""
 
   def __init__(self, *, reply_bytes: int):
-    self.failures = 0
+    self.failures = 0  # questions without an answer; each ended a process
     self._reply_bytes = reply_bytes
     self._guard: Process | None = None
     self._link: socket.socket | None = None
@@ -275,7 +268,6 @@ class Worker(abc.ABC):
   def _answer(
     self, question: bytes, clock: JobClock | Deadline, seconds: float
   ) -> Any:
-    """The value of the reply to a question, which is read in some seconds."""
     assert self._link is not None
     try:
       self._link.settimeout(seconds)
@@ -344,7 +336,6 @@ def guard(life: int, link: int, work: Callable[[int], object]) -> NoReturn:
 
 
 def _kill_all() -> NoReturn:
-  """Kills and reaps all descendants, then this process."""
   # A killed process may have started others meanwhile, in other sessions.
   while alive := descendants(os.getpid()):
     for pid in alive:
@@ -449,8 +440,7 @@ class JobClock:
       clock.late()                   # whether the job has to be ended
       clock.tested()                 # a test has ended, the next one begins
 
-  It looks at the processes ten times a second. Most jobs end before the first
-  look.
+  It looks ten times a second; most jobs end before the first look.
   """
 
   def __init__(self, pid: int, test_s: float, total_s: float):

@@ -40,28 +40,19 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Limits of one program.
+  """Limits of one program."""
 
-  Attributes:
-    test_s: CPU seconds of one test, over all its threads. It may also sleep for
-      this long. The host counts them (process.py) and kills the program.
-    total_s: The same for all its tests together.
-    memory: Address space of one process in bytes, with 64 MiB of stack.
-    file_bytes: Size of one file.
-    output_bytes: Size of standard output; more is an error.
-    result_bytes: Size of the results; more is an error.
-    open_files: Descriptors of one process.
-    threads: Threads of all processes of the jail's user, which in a user
-      namespace are those of one jail. Does not limit root. 0: no threads.
-  """
-
+  # CPU seconds of one test, over all its threads. It may also sleep for this
+  # long. The host counts them (process.py) and kills the program.
   test_s: float = 5.0
-  total_s: float = 30.0
-  memory: int = 1 << 30
-  file_bytes: int = 8 << 20
-  output_bytes: int = 1 << 20
-  result_bytes: int = 8 << 20
-  open_files: int = 64
+  total_s: float = 30.0  # the same for all its tests together
+  memory: int = 1 << 30  # bytes of one process's address space; 64 MiB of stack
+  file_bytes: int = 8 << 20  # of one file
+  output_bytes: int = 1 << 20  # of standard output; more is an error
+  result_bytes: int = 8 << 20  # of the results; more is an error
+  open_files: int = 64  # descriptors of one process
+  # Threads of all processes of the jail's user, which in a user namespace are
+  # those of one jail. Does not limit root. 0: no threads.
   threads: int = 64
 
 
@@ -74,18 +65,15 @@ def isolate(
 ) -> None:
   """Applies all restrictions to this process, for good.
 
+  What is `readable`, a file or a folder with its contents, may be read and
+  mapped as code; missing paths are ignored. What is `writable` may also be
+  written: files and folders in it can be made, changed and removed, but not
+  devices, pipes, sockets or links. With `forks` the process may still fork and
+  wait, in order to prepare others, which call a `fork_ban`.
+
   The host enforces the seconds (here they only bound the process) and the sizes
   of output and results. Raises OSError if a restriction is not available.
   Others may already apply, so the process has to end.
-
-  Args:
-    readable: Files and folders, with their contents, that may be read and
-      mapped as code. Missing ones are ignored.
-    writable: Files and folders that may also be written: files and folders in
-      them can be made, changed and removed, but not devices, pipes, sockets or
-      links.
-    forks: Whether the process may still fork and wait, in order to prepare
-      others. Those call a `fork_ban`.
   """
   _restrict_files(readable, writable)
   _set_limits(limits)
@@ -224,7 +212,7 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
 
 
 def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
-  """Refuses unlisted system calls; OSError if this is not one of `MACHINES`."""
+  """Refuses unlisted system calls; OSError if the kernel cannot."""
   install = _prepared(program(_machine(), forks=forks, threads=threads))
   _prctl(_NO_NEW_PRIVS, 1)
   install()
@@ -380,10 +368,7 @@ _AF_UNIX = 1
 def program(
   machine: str, *, forks: bool = False, threads: bool = True
 ) -> list[Instruction]:
-  """The filter that the kernel runs on each system call.
-
-  `forks` allows fork and wait. OSError: there is no table for the machine.
-  """
+  """The filter of system calls; OSError if the machine is not in `MACHINES`."""
   if machine not in MACHINES:
     raise OSError(
       errno.ENOSYS,

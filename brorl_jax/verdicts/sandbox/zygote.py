@@ -4,10 +4,10 @@
     ended = zygote.run({"mode": "call", ...}, limits=Limits())
     zygote.close()
 
-A zygote is an interpreter in the jail (jail_main.py). It starts in 0.1 s and
-forks one process per job in a few milliseconds. Each thread has its own zygote.
-With bubblewrap it has new namespaces: only /usr to read, no /proc, two devices
-and no network. Without it, only the restrictions that each job puts on itself
+A zygote is an interpreter in the jail (jail_main.py), one for each thread. It
+starts in 0.1 s and forks one process per job in a few milliseconds. With
+bubblewrap it has new namespaces: only /usr to read, no /proc, two devices and
+no network. Without it, only the restrictions that each job puts on itself
 apply. If we are root, it runs as the user nobody.
 
 The host kills a zygote, with all its processes, after a job that was late or
@@ -59,8 +59,6 @@ class Frame(NamedTuple):
 
 
 class JobResult(NamedTuple):
-  """The end of a job."""
-
   frames: Sequence[Frame]  # its results up to then
   # "" if it completed, else "time-out", "too much output", "malformed results",
   # "forbidden system call", "killed: SIGSEGV" and the like. Such a job passed
@@ -75,19 +73,14 @@ class Died(Exception):
 
 
 class Zygote:
-  """One warm interpreter in the jail.
-
-  `failures` counts how often the jail itself ended or failed, not a program.
-  """
+  """One warm interpreter in the jail."""
 
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
-    """Starts no process.
-
-    The user of the jail (nobody if we are root) must be able to read the
-    `interpreter`. No path of bwrap: process restrictions alone.
-    """
+    """Starts no process; without `bubblewrap`, process restrictions alone."""
+    # The jail's user (nobody if we are root) must be able to read the first.
     self._interpreter, self._bubblewrap = interpreter, bubblewrap
     self._process: process.Process | None = None
+    # `failures` counts how often the jail ended or failed, not a program.
     self._jobs = self.failures = 0
     self._stopped = False
 
@@ -192,11 +185,7 @@ def _collect(
   received: int,
   trusted: bool,
 ) -> JobResult:
-  """Reads results until the job has ended, is late or sends too much.
-
-  If `trusted`, the job's first process does not run the program itself, so that
-  its exit status can be believed.
-  """
+  """Reads results until the job has ended, is late or sends too much."""
   clock = process.JobClock(jail.pid, limits.test_s, limits.total_s)
   control, begun = jail.life, jail_main.BEGUN
   data, at, frames = bytearray(), len(begun), list[Frame]()
@@ -231,6 +220,8 @@ def _collect(
         reason = _FLOOD
     if waiting and not reason and clock.late():
       reason = _TIME_OUT
+  # If trusted, the job's first process does not run the program itself, so that
+  # its exit status can be believed.
   broken = trusted and status is not None and status == jail_main.BROKEN << 8
   if broken or not data.startswith(begun):
     raise Died("a process of the jail failed twice in a row")
