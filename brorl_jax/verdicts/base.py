@@ -53,10 +53,10 @@ def overlong(answer: str, most: int) -> Verdict | None:
   return judged(fault, answer[:most])
 
 
-def require_text(response: object) -> None:
-  """Raises ValueError if a response is no text."""
-  if not isinstance(response, str):
-    raise ValueError(f"response is a {type(response).__name__}; use a text")
+def require_text(value: object, name: str = "response") -> None:
+  """Raises ValueError if a value is no text."""
+  if not isinstance(value, str):
+    raise ValueError(f"{name} is a {type(value).__name__}; use a text")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

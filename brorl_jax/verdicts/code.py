@@ -473,11 +473,6 @@ def _time_limit(value: Any) -> float:
   return float(value)
 
 
-def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
-  parse_tests(record["tests"])
-  return dict(record)
-
-
 DOMAIN = Domain(
   name="code",
   verify=verify_entry,
@@ -485,6 +480,6 @@ DOMAIN = Domain(
     "tests": Field(_tests),
     "time_limit": Field(_time_limit, optional=True),
   },
-  check_reference=_check_reference,
+  check_reference=lambda record: parse_tests(record["tests"]) and record,
   needs_jail="programs",
 )

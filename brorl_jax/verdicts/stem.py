@@ -136,8 +136,7 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   Raises ValueError if it cannot be compared: it is empty, names no choice,
   hedges ("4 or 5") or is a sentence, or the choices are wrong.
   """
-  if not isinstance(answer, str):
-    raise ValueError(f"answer is a {type(answer).__name__}; use a text")
+  require_text(answer, "answer")
   bare = unboxed(answer)
   if not bare.strip():
     raise ValueError("answer is empty; write the reference answer")

@@ -43,6 +43,7 @@ from brorl_jax.verdicts.gym.tables import (
   REFUSED,
   STORED,
   library,
+  scorer,
 )
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail, mine
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
@@ -347,7 +348,7 @@ def _scored(
     if isinstance(score, Mapping):
       return judged(f"scorer raised {score['raised']}", answer)
   else:
-    score = _scorer(name)(answer, entry)
+    score = scorer(name)(answer, entry)
   score = float(score)
   if not math.isfinite(score):
     return judged(f"scorer returned {score}", answer)
@@ -356,12 +357,6 @@ def _scored(
   if name in _NOTHING_ELSE and not _NOTHING_ELSE[name](answer, entry["answer"]):
     return judged("text next to the answer", answer)
   return Verdict("pass", score, "", answer)
-
-
-@functools.cache
-def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
-  # Cached by task: some data sets read a book when they are built.
-  return library().get_score_answer_fn(name)
 
 
 def _same_text(answer: str, oracle: str) -> bool:

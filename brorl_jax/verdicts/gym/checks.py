@@ -193,17 +193,9 @@ def _list_parts(text: str) -> list[str]:
   return re.findall(r"[\[\],]|[^\[\],\s]+", text.replace('"', "'"))
 
 
-def _factors(text: str) -> list[int]:
-  return sorted(int(number) for number in text.split(_TIMES))
-
-
 def _same_word(answer: str, entry: Entry) -> bool:
   # ASCII only, because lower() turns a Kelvin sign into a k.
   return answer.isascii() and answer.lower() == entry["answer"].lower()
-
-
-def _numbers(text: str) -> list[list[Fraction]]:
-  return [[*map(Fraction, row)] for row in _rows(text)]
 
 
 def _same_complex(answer: str, entry: Entry) -> bool | str:
@@ -373,8 +365,10 @@ CHECKS: Mapping[str, Check] = {
   "number_sorting": _same(_list_parts),
   "palindrome_partitioning": _same_partitions,
   "polynomial_multiplication": _expanded,
-  "pool_matrix": _same(_numbers),
-  "prime_factorization": _same(_factors),
+  "pool_matrix": _same(lambda text: [[*map(Fraction, r)] for r in _rows(text)]),
+  "prime_factorization": _same(
+    lambda text: sorted(map(int, text.split(_TIMES)))
+  ),
   "puzzle24": _puzzle24,
   "rearc": _same(_rows),
   "simple_integration": _antiderivative,

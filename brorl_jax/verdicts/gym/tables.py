@@ -7,7 +7,7 @@ is in none of the tables was not audited and is refused as unknown.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_ANSWER = 1_000  # characters, for tasks that are not in LONGEST
@@ -100,3 +100,10 @@ def library() -> Any:
       " 'brorl_jax[gym]'"
     ) from error
   return reasoning_gym
+
+
+@functools.cache
+def scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
+  """The library's scorer of a task."""
+  # Cached by task: some data sets read a book when they are built.
+  return library().get_score_answer_fn(name)

@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.math import compare, gate
 from brorl_jax.verdicts.math.expressions import Tree, Unreadable, plain
 from brorl_jax.verdicts.math.structure import (
@@ -158,8 +158,7 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   Raises ValueError if it is empty, unreadable, ambiguous ("4 or 5") or a
   sentence, does not equal itself, or wrongly equals 0, 1 or its negation.
   """
-  if not isinstance(gold, str):
-    raise ValueError(f"gold is a {type(gold).__name__}; use a text")
+  require_text(gold, "gold")
   bare = gate.unboxed(gold)
   if not bare:
     raise ValueError("gold is empty; write the reference answer")

@@ -66,12 +66,9 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
     case Row(), Items():
       return _in_order((answer,), _coordinates(gold), rule)
     # {5} and 5: a set of one solution.
-    case Items(), Leaf():
-      alone = single(answer)
-      return alone is not None and same(alone, gold, rule)
-    case Leaf(), Items():
-      alone = single(gold)
-      return alone is not None and same(answer, alone, rule)
+    case (Items(), Leaf()) | (Leaf(), Items()):
+      a, g = single(answer), single(gold)
+      return bool(a or g) and same(a or answer, g or gold, rule)
   return False
 
 

@@ -280,9 +280,8 @@ def _related(part: Sequence[Token]) -> Node | None:
     return Assign(names[0], Items("except", _flat([_structure(sides[1])])))
   if names[0] and set(signs) == {"="}:
     return Assign(names[0], Relation(signs[1:], _structures(sides[1:])))
-  if (
-    len(signs) == 1 and signs[0] in _FLIPPED and (name := names[0] or names[1])
-  ):
+  name = names[0] or names[1]
+  if name and len(signs) == 1 and signs[0] in _FLIPPED:
     sign, end = signs[0], sides[0]
     if names[0]:  # x < 1 is 1 > x
       sign, end = _FLIPPED[sign], sides[1]

@@ -77,7 +77,9 @@ def symbolic(answer: str, gold: str) -> bool:
 
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
   """The score by reasoning-gym, or {"raised": type of the exception}."""
-  scorer = _scorer(entry["metadata"]["source_dataset"])
+  from brorl_jax.verdicts.gym import tables
+
+  scorer = tables.scorer(entry["metadata"]["source_dataset"])
   try:
     return float(scorer(answer, entry))
   except MemoryError:
@@ -117,22 +119,14 @@ def _warm_symbolic() -> None:
 
 
 def _warm_gym() -> None:
-  from brorl_jax.verdicts.gym import JAILED
+  from brorl_jax.verdicts.gym import JAILED, tables
 
   for name in sorted(JAILED):
-    _scorer(name)
+    tables.scorer(name)
 
 
 def _warm_instructions() -> None:
   instruction("count:numbers", {"N": 1}, "one 1")
-
-
-@functools.cache
-def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
-  # Cached by task: some data sets read a book when they are built.
-  from brorl_jax.verdicts.gym.tables import library
-
-  return library().get_score_answer_fn(name)
 
 
 # The host's side.

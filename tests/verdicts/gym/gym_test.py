@@ -121,7 +121,7 @@ def test_long_answers_never_reach_the_scorer(monkeypatch):
   seen = []
   monkeypatch.setattr(
     gym,
-    "_scorer",
+    "scorer",
     lambda name: lambda answer, entry: seen.append(answer) or 1,
   )
   assert verify("x" * 1_000, entry()).status == "pass"
@@ -169,7 +169,7 @@ def test_only_a_finite_score_of_one_passes(
       raise score
     return score if answer != entry["answer"] else 1.0
 
-  monkeypatch.setattr(gym, "_scorer", lambda name: scored)
+  monkeypatch.setattr(gym, "scorer", lambda name: scored)
   assert verify("5", entry()) == Verdict(status, kept, reason, "5")
 
 
@@ -282,7 +282,7 @@ def test_integrals_are_scored_by_their_derivatives(answer, integrand, status):
 
   class Here:
     def ask(self, name, answer, asked, timeout):
-      return gym._scorer("intermediate_integration")(answer, asked)
+      return gym.scorer("intermediate_integration")(answer, asked)
 
   metadata = INTEGRAL["metadata"] | {"integrand": integrand}
   item = INTEGRAL | {"metadata": metadata}

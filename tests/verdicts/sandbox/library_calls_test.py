@@ -92,7 +92,7 @@ def test_a_scorer_without_memory_has_not_judged(monkeypatch):
   def scorer(answer, entry):
     raise MemoryError
 
-  monkeypatch.setattr(library_calls, "_scorer", lambda name: scorer)
+  monkeypatch.setattr(judge.tables, "scorer", lambda name: scorer)
   with pytest.raises(MemoryError):
     library_calls.gym("4", entry("gcd", "4"))
 
@@ -154,7 +154,7 @@ def test_what_may_execute_text_needs_walls_and_a_process_of_its_own():
 def test_a_library_that_is_missing_is_named(monkeypatch, name, args, needs):
   for module in ("reasoning_gym", "if_verifiable"):
     monkeypatch.setitem(sys.modules, module, None)
-  library_calls._scorer.cache_clear()
+  judge.scorer.cache_clear()
   judge.library.cache_clear()
   library_calls.preload()  # what is missing is left out
   with pytest.raises((ImportError, LookupError), match=f"needs? .*{needs}"):
