@@ -116,7 +116,6 @@ class Load:
 
   @property
   def weights(self) -> int:
-    """Bytes of the sampler's copy."""
     return _weights(self.policy, self.axes.row)
 
   def lanes(self, lanes: int) -> int:
@@ -258,7 +257,6 @@ class Gradient:
 
   @property
   def parts(self) -> dict[str, int]:
-    """Part -> bytes."""
     tree, row = self.policy.shapes["embed"], self.axes.row.abstract
     places = sharding.param_shardings(self.policy.shapes, row)["embed"]
     embed = sharding.shard_bytes(tree, places)
@@ -332,7 +330,6 @@ class RolloutPlan:
 
   @functools.cached_property
   def stages(self) -> dict[str, dict[str, int]]:
-    """What a device is doing -> part -> bytes."""
     return self.load.stages(self.lanes, self.slots)
 
   @property
@@ -342,7 +339,6 @@ class RolloutPlan:
 
   @property
   def parts(self) -> dict[str, int]:
-    """What is needed then: part -> bytes."""
     return self.stages[self.stage]
 
   @property
@@ -402,7 +398,6 @@ def rollouts(
 def _refusal(
   load: Load, limit: int, slots: int | None, lanes: int | None
 ) -> str:
-  """What is needed, what there is, and the nearest that fits, in one line."""
   A, R, D = lanes or 1, slots or 1, load.axes.rows
   fits = lambda A, R, **sizes: (
     dataclasses.replace(load, **sizes).need(A, R) <= limit

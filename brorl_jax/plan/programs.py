@@ -76,7 +76,6 @@ class CompileJob:
 
   @property
   def parameters(self) -> int:
-    """How many numbers the policy has."""
     return sum(x.size for x in jax.tree.leaves(self.policy.shapes))
 
   @property
@@ -87,7 +86,6 @@ class CompileJob:
 
   @property
   def rows(self) -> int:
-    """Rows of devices, over which prompts are spread."""
     return meshes.of(self.mesh).rows
 
   @property
@@ -101,7 +99,6 @@ class CompileJob:
 
   @property
   def read_together(self) -> int:
-    """Prompts that are read together."""
     each = self.config.sampling.places // self.rows
     return self.rows * stream.prompts_together(
       each, self.config.data.prompt_tokens
@@ -486,7 +483,6 @@ def table(found: list[Needs], where: Topology) -> Iterator[str]:
 
 
 def _refuse(found: list[Needs], where: Topology, job: CompileJob) -> None:
-  """Raises TooLarge for the largest program if it does not fit."""
   worst = max(found, key=lambda m: m.peak_bytes)
   limit = where.target.memory_bytes
   if worst.peak_bytes <= limit:
