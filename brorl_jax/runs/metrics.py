@@ -147,9 +147,7 @@ def group_metrics(
 ) -> dict[str, float | None]:
   """Metrics of all rollouts of a step; rewards exclude invalid verdicts.
 
-  Args:
-    informative: The groups that dynamic sampling kept.
-    rollout_s: Seconds of sampling.
+  Dynamic sampling kept the `informative` groups; sampling took `rollout_s`.
   """
   length, drawn = rollouts.mask.sum(axis=2), rollouts.drawn
   reward, judged_prompts = scores.reward, scores.valid.any(axis=1)
