@@ -41,9 +41,6 @@ def truncated_weight(
 
   The cap bounds the variance. Unbiased for responses of one token while no
   weight reaches it; for longer ones the text above says what remains.
-
-  Args:
-    cap: The largest weight.
   """
   arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
@@ -60,8 +57,7 @@ def banded_weight(
 
   A token on which the two disagree that much is left out, not weighed less.
 
-  References:
-    Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
+  Source: Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
   """
   arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   ratio = _ratio(logp_train, logp_sampler)
@@ -92,10 +88,7 @@ def sequence_mask(
   high: float,
 ) -> Bool[Array, " B"]:
   """Sequences whose geometric mean of token ratios is in [low, high].
-
-  Args:
-    low: The smallest mean ratio that counts, at most 1.
-    high: The largest mean ratio that counts, at least 1.
+  `low` is at most 1, `high` at least 1.
   """
   _check(logp_train, logp_sampler, mask)
   ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))

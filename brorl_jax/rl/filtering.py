@@ -33,10 +33,7 @@ def partly_solved(
 
     0 < #{n: reward[p,n] >= threshold} < number of rollouts
 
-  Args:
-    reward: Raw rewards.
-    valid: Rollouts that count; all if None.
-    threshold: The least reward of a rollout that solves its prompt.
+  Rewards are raw. Only `valid` rollouts count; all if it is None.
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= threshold, axis=1, where=valid)
@@ -54,10 +51,8 @@ KEEP: dict[str, Rule] = {
 
 
 def from_user(function: Callable[..., Any]) -> Rule:
-  """A user's function, if it can stand in `KEEP`.
-
-  Raises:
-    ValueError: It cannot be called, or returns another shape; in one line.
+  """A user's function, if it can stand in `KEEP`. Raises ValueError, in one
+  line, if it cannot be called or returns another shape.
   """
   reward = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   valid = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
@@ -81,10 +76,8 @@ def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
 
   p is the probability that a rollout of a prompt is right. If it is estimated
   from the same rollouts this is below the true rate on average, because it is
-  concave in p (Jensen). `pass_rate_at` is unbiased.
-
-  Raises:
-    ValueError: n is not positive.
+  concave in p (Jensen). `pass_rate_at` is unbiased. Raises ValueError if n is
+  not positive.
   """
   if n < 1:
     raise ValueError(f"n = {n} rollouts: at least 1 is needed")
@@ -100,10 +93,7 @@ def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
     mean_p (1 - C(c,m) / C(n,m) - C(n-c,m) / C(n,m))
 
   with c = correct[p]: the mean over all choices of m rollouts, hence an
-  unbiased estimate of the rate with m.
-
-  Raises:
-    ValueError: m is not in [1, n].
+  unbiased estimate of the rate with m. Raises ValueError if m is not in [1, n].
   """
   if not 1 <= m <= n:
     raise ValueError(

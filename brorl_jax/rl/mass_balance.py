@@ -55,7 +55,6 @@ class Moments(NamedTuple):
 
 class MassBalance(NamedTuple):
   """First-order change of the correct mass, split by its cause.
-
   Each term is a probability, lr / N included.
   """
 
@@ -90,8 +89,7 @@ def mass_balance(
   token once however often it was drawn; with multiplicities use
   `mass_balance_counts`, for which the signs are not promised.
 
-  References:
-    arXiv:2510.01180, Theorem 1. The prefactor lr/N belongs to the 1/N of L.
+  Source: arXiv:2510.01180, Theorem 1. The lr/N belongs to the 1/N of L.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
@@ -126,11 +124,8 @@ def mass_balance_counts(
                        + S (Q_pos U_neg2 - Q_neg U_pos2) ]
 
   S may leave [Rw, Rc], so that neither of the first terms has a promised sign.
-  Rewards may have any sign.
-
-  References:
-    Not in the paper, whose Theorem 1 is the set form and whose section 4.1
-    simulates this one; derived like Theorem 1.
+  Rewards may have any sign. Not in the paper, whose Theorem 1 is the set form
+  and whose section 4.1 simulates this one; derived like Theorem 1.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check_counts(probs, counts, n)
@@ -171,8 +166,7 @@ def token_gains(
   So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
   rise while correct tokens that were not drawn fall. Rewards may have any sign.
 
-  References:
-    Per-token form behind arXiv:2510.01180, Theorem 1.
+  Source: the per-token form behind arXiv:2510.01180, Theorem 1.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
@@ -198,9 +192,8 @@ def exact_step(
   w = `reward_mass` is the reward of a sampled token, times its count in the
   multiset form, and 0 for tokens that were not drawn.
 
-  References:
-    The step of arXiv:2510.01180, section 2, with dp/dz of the softmax written
-    out; its change of Q_pos differs from Theorem 1's by O(lr^2).
+  Source: the step of arXiv:2510.01180, section 2, with dp/dz of the softmax
+  written out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
   require_count("n", n)
   arrays.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
@@ -219,8 +212,7 @@ def expected_unsampled_second_moment(
   Exact for independent draws; tokens may be dependent, so that the sum over
   tokens is Corollary 3's E[U_2]. It decays exponentially only for p >> 1/N.
 
-  References:
-    arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
+  Source: arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
   require_count("n", n)
   p = jnp.asarray(p)
@@ -235,8 +227,7 @@ def unsampled_second_moment_bound(n: int) -> float:
   The sum of p * p (1 - p)^N is an average over p of p (1 - p)^N, which is at
   most its largest value, at p = 1/(N + 1).
 
-  References:
-    Follows from arXiv:2510.01180, Corollary 3; not stated there.
+  Follows from arXiv:2510.01180, Corollary 3; not stated there.
   """
   require_count("n", n)
   n = int(n)  # n + 1 may not fit into the dtype of an array

@@ -97,7 +97,7 @@ class AdamW:
     return jnp.zeros_like(logits), jnp.zeros_like(logits)
 
   def step(self, logits, grad, state, count):
-    """New logits and moments; `count` is the number of this update, from 1."""
+    """New logits and moments; updates count from 1."""
     mean, square = state
     mean = self.b1 * mean + (1.0 - self.b1) * grad
     square = self.b2 * square + (1.0 - self.b2) * grad**2
@@ -124,7 +124,6 @@ class Sgd:
     return ()
 
   def step(self, logits, grad, state, count):
-    """New logits; there is no state."""
     del count
     return logits - self.lr * grad, state
 
@@ -208,18 +207,12 @@ def simulate(
 ) -> Trajectory:
   """Runs the simulator for one N and one seed; vmap over keys for more.
 
-  Args:
-    n: N, draws per step.
-    vocab: V.
-    correct: How many tokens have reward 1, in [1, V - 1]: the first ones. The
-      others have -1.
-    seeding: Logit of correct tokens at the start; that of others is 0.
-    anchor: Logit of token 0, a correct one; None for no anchor.
-    surrogate: `weighted_by_probability`, `ratio` or `log_probability`.
-    centred: Whether the mean reward of the N draws is subtracted.
-
-  Raises:
-    ValueError: A number is out of range.
+  A step has `n` draws. The first `correct` of `vocab` tokens, in [1, V - 1],
+  have reward 1, the others -1; if `centred`, the mean reward of the draws is
+  subtracted. Logits are 0 at the start, `seeding` for correct tokens and
+  `anchor` (None: as the others) for token 0, a correct one. `surrogate` is
+  `weighted_by_probability`, `ratio` or `log_probability`. Raises ValueError if
+  a number is out of range.
   """
   for name, value in (("n", n), ("steps", steps)):
     if value < 1:

@@ -67,12 +67,9 @@ def token_logp(
   and writes the gradient of each part of the head once. An output that nobody
   differentiates costs nothing there.
 
-  Args:
-    logits: Hidden states [P,rows,D] and part of the head [block,D] to float32
-      logits [P,rows,block]. Closes over no array.
-    rows: Of each prompt; see `tile_shape`.
-    block: Of the vocabulary, a divisor of V.
-    spread: Whether the vocabulary may lie on several devices.
+  `logits`, which closes over no array, is from hidden states [P,rows,D] and
+  part of the head [block,D] to float32 logits [P,rows,block]. `block` divides
+  V. `spread`: the vocabulary may lie on several devices.
   """
   arrays.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
   P, M, _ = hidden.shape
@@ -102,7 +99,6 @@ def _parts(x: Num[Array, "V *axes"], block: int, spread: bool) -> Array:
 
 
 def _joined(parts: Float[Array, "parts block *axes"], spread: bool) -> Array:
-  """What `_parts` took apart."""
   if spread:
     parts = jnp.swapaxes(parts, 0, 1)
   return parts.reshape(-1, *parts.shape[2:])
