@@ -113,12 +113,10 @@ def names(files: Iterable[File]) -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-  """Makes a text a valid source name."""
   return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:128]
 
 
 def _meant(path: str) -> Iterator[File]:
-  """The files that one entry of the config names."""
   if path.startswith("hub:"):
     return _of_hub(path)
   if os.path.isdir(path):

@@ -80,7 +80,6 @@ class CompileJob:
 
   @property
   def sampling_bytes(self) -> int:
-    """What a device holds while it samples."""
     held = self.phase.memory.sampling_bytes
     return held + self.sampled_apart * bytes_of(self.state().params)
 
@@ -343,7 +342,6 @@ def updating(job: CompileJob) -> Iterator[Program]:
 
 
 def _sums(job: CompileJob, state: State) -> PyTree:
-  """The sums of gradients, which lie as the parameters, and of statistics."""
   gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
   places = jax.tree.map(lambda x: x.sharding, state.params)
   whole = job.at()

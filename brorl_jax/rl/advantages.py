@@ -31,9 +31,8 @@ with -> for N much larger than 1 / p and 1 / (1 - p), = otherwise.
 Rollouts that do not count (`valid` is False; all count if it is None) get
 exactly 0 everywhere, do not influence the others, and may hold anything.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
-  Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, the baseline variant.
+Sources: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3; Hu et al. 2025
+(REINFORCE++), arXiv:2501.03262, the baseline variant.
 """
 
 from collections.abc import Callable

@@ -17,10 +17,9 @@ of more than one token.
 gradient and multiply a policy loss (see `correction` of `policy_loss`).
 Positions off the mask may hold anything; the loss ignores them.
 
-References:
-  Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
-  RL training" (truncated importance sampling, TIS).
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3, uses TIS.
+Sources: Yao et al. 2025, "Your efficient RL framework secretly brings you
+off-policy RL training" (truncated importance sampling, TIS); Hu et al. 2025
+(BroRL), arXiv:2510.01180, section 3, uses TIS.
 """
 
 import jax

@@ -6,9 +6,8 @@ not say which one BroRL uses. All of them read raw rewards: a penalty on length
 would make groups of wrong answers look informative. `KEEP` is the table of what
 a run may choose.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
-  Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11.
+Sources: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3; Yu et al. 2025
+(DAPO), arXiv:2503.14476, eq. 11.
 """
 
 from collections.abc import Callable

@@ -20,8 +20,7 @@ or has another shape; of what is traced only shapes and types are checked.
 
 Values keep the dtype of the probabilities: enable x64 for identities to 1e-12.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
+Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
 """
 
 import math

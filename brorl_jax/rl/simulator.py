@@ -5,8 +5,7 @@ elsewhere. A step draws N tokens, centres their rewards, and moves the logits by
 an optimizer. The change of the correct mass depends on N, and just as much on
 the optimizer and the surrogate. So all three are arguments without a default.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 4.1 and Figure 3.
+Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 4.1 and Figure 3.
 """
 
 import dataclasses
