@@ -324,7 +324,6 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, bytes | Refused]]:
 def _opened(
   path: str, stack: contextlib.ExitStack
 ) -> tuple[list[str], Iterator[Any]]:
-  """The columns of a file, and its rows in batches."""
   import pyarrow
   from pyarrow import parquet
 

@@ -111,7 +111,6 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
 
 
 def _near(name: str, columns: Iterable[str]) -> str:
-  """A near match among the columns, or a list of them."""
   listed = ", ".join(show(column)[1:-1] for column in columns)
   cut = listed if len(listed) <= _SHOWN else f"{listed[:_SHOWN]}..."
   return did_you_mean(name, columns, f"columns: {cut or '(none)'}.", show)

@@ -134,7 +134,6 @@ def _placed(shapes: PyTree, places: PyTree) -> PyTree:
 
 def every_program(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """All programs; first those that take longest to compile.
-
   An evaluation runs the programs of training's rollouts for other prompts: its
   plan knows their memory, so they are not compiled if fast.
   """
@@ -172,7 +171,6 @@ def _prompts(job: CompileJob, count: int) -> Prompts:
 
 
 def _rows(job: CompileJob) -> Callable[..., jax.ShapeDtypeStruct]:
-  """As `CompileJob.at`, spread over the rows of devices."""
   return job.at(meshes.rows(job.mesh))
 
 
@@ -393,7 +391,6 @@ class Needs(NamedTuple):
 
 def compile_all(job: CompileJob, where: Topology) -> list[tuple[Program, Any]]:
   """Compiles every program, two at a time.
-
   With `job.fast` two programs have the name of each decode loop, of FEW layers;
   raises ValueError if the policy has layers of two kinds or too few.
   """

@@ -310,7 +310,6 @@ def superfluous(
   scores: Mapping[int, float | None], *, newest: int, every: int
 ) -> list[int]:
   """The steps to delete, ascending.
-
   The `newest` steps stay, multiples of `every` (0: none), and the best: the
   earliest with the highest score.
   """

@@ -157,7 +157,6 @@ def watched(
 def _beyond(
   c: Guard, p: RunState, scalars: Mapping[str, float | None]
 ) -> Iterator[tuple[str, str, float, float]]:
-  """Guard, metric, value and bound of each number that is beyond its bound."""
   entropy = scalars.get(_ENTROPY)
   if c.entropy_low and entropy is not None and _ENTROPY in p.usual:
     least = c.entropy_low * p.usual[_ENTROPY][1]
