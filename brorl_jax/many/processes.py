@@ -159,12 +159,10 @@ def _leave(watch: threading.Thread) -> None:
 
 def _watch() -> None:
   """Ends this process when another does not count, or the store is silent."""
-  me, last = jax.process_index(), {}
-  for i in range(jax.process_count()):
-    last[i] = "", time.monotonic()
+  me, before = jax.process_index(), time.monotonic()
+  last = {i: ("", before) for i in range(jax.process_count())}
   counting = threading.Thread(target=_count, args=(last,), daemon=True)
   counting.start()
-  before = time.monotonic()
   while not _left.wait(_COUNT_S):
     now = time.monotonic()
     if now - before > 5 * _COUNT_S:  # this process itself was stopped

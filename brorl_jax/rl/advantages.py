@@ -166,7 +166,9 @@ def pass_at_k(
   arXiv:2508.10751, which divides by the standard deviation.
   """
   centered = center_by_group(reward, valid)
-  n, right = _counts(reward, valid)
+  n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)  # [P, 1]
+  right = jnp.sum(reward, axis=1, keepdims=True, where=valid)
+  right = jnp.clip(right, 0.0, n)
   i = jnp.arange(1, k, dtype=jnp.float32)[None]  # [1, k-1], against [P, 1]
   others = jnp.maximum(n - i, 1.0)
   alone = jnp.prod(
@@ -174,13 +176,6 @@ def pass_at_k(
   )
   # With at most k that count `alone` is 0, or the group is a single rollout.
   return k * n / jnp.maximum(n - k, 1.0) * alone * centered
-
-
-def _counts(reward, valid):
-  """Rollouts that count and right ones among them, both [P, 1]."""
-  n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
-  right = jnp.sum(reward, axis=1, keepdims=True, where=valid)
-  return n, jnp.clip(right, 0.0, n)
 
 
 def _carries(reward, valid):

@@ -41,7 +41,6 @@ def truncated_weight(
   The cap bounds the variance. Unbiased for responses of one token while no
   weight reaches it; for longer ones the text above says what remains.
   """
-  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
 
 
@@ -58,7 +57,6 @@ def banded_weight(
 
   Source: Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
   """
-  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   ratio = _ratio(logp_train, logp_sampler)
   return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
@@ -73,7 +71,11 @@ def mean_log_ratio(
   0 for a sequence without valid tokens. Its exponential is the geometric mean
   of the token ratios, which does not fall with the length as their product.
   """
-  _check(logp_train, logp_sampler, mask)
+  arrays.check(
+    logp_train=(logp_train, "BT"),
+    logp_sampler=(logp_sampler, "BT"),
+    mask=(mask, "BT"),
+  )
   ratio = sequence_log_ratio(logp_train, logp_sampler, mask)
   return jax.lax.stop_gradient(ratio)
 
@@ -89,18 +91,10 @@ def sequence_mask(
   """Sequences whose geometric mean of token ratios is in [low, high].
   `low` is at most 1, `high` at least 1.
   """
-  _check(logp_train, logp_sampler, mask)
   ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))
   return (ratio >= low) & (ratio <= high)
 
 
-def _check(logp_train, logp_sampler, mask) -> None:
-  arrays.check(
-    logp_train=(logp_train, "BT"),
-    logp_sampler=(logp_sampler, "BT"),
-    mask=(mask, "BT"),
-  )
-
-
 def _ratio(logp_train, logp_sampler):
+  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jax.lax.stop_gradient(jnp.exp(log_ratio(logp_train, logp_sampler)))

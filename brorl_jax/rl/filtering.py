@@ -36,7 +36,8 @@ def partly_solved(
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= threshold, axis=1, where=valid)
-  return (solved > 0) & (solved < _count(reward, valid))
+  count = jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
+  return (solved > 0) & (solved < count)
 
 
 # (raw reward [P,N], valid [P,N]) -> which prompts are trained on [P]. Rollouts
@@ -62,10 +63,6 @@ def from_user(function: Callable[..., Any]) -> Rule:
       "prompts are trained on"
     )
   return function
-
-
-def _count(reward, valid):
-  return jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
 
 
 def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:

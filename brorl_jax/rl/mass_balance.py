@@ -92,7 +92,8 @@ def mass_balance(
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
-  _check_signs(**rewards)
+  require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
+  require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   step = lr / n
   return MassBalance(
@@ -267,19 +268,22 @@ def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
   require("probs", probs, lambda x: x >= 0, "at least 0")
-  if not isinstance(probs, Tracer):
-    with jax.ensure_compile_time_eval():
-      total = jnp.sum(probs)
+  if (total := _known_sum(probs)) is not None:
     wide = _SUM_TOLERANCE[total.dtype.itemsize]  # float32 if x64 is off
     require("the sum of probs", total, lambda x: abs(x - 1) < wide, "1")
-  for name, mask in (("correct", correct), ("sampled", sampled)):
-    if not isinstance(mask, Tracer):
-      with jax.ensure_compile_time_eval():
-        count = int(jnp.sum(mask))
-      if name == "correct" and not count:
-        raise ValueError(f"correct is False for all {mask.size} tokens")
-      if name == "sampled" and not isinstance(n, Tracer) and count > int(n):
-        raise ValueError(f"sampled has {count} tokens, more than n = {n} draws")
+  if (right := _known_sum(correct)) is not None and not int(right):
+    raise ValueError(f"correct is False for all {correct.size} tokens")
+  drawn = _known_sum(sampled)
+  if drawn is not None and not isinstance(n, Tracer) and int(drawn) > int(n):
+    raise ValueError(f"sampled has {drawn} tokens, more than n = {n} draws")
+
+
+def _known_sum(x) -> Array | None:
+  """The sum of an array; None if it is traced."""
+  if isinstance(x, Tracer):
+    return None
+  with jax.ensure_compile_time_eval():
+    return jnp.sum(x)
 
 
 def _check_counts(probs, counts, n) -> None:
@@ -288,13 +292,6 @@ def _check_counts(probs, counts, n) -> None:
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise ValueError(f"counts are {counts.dtype}; they must be integers")
   require("counts", counts, lambda x: x >= 0, "at least 0")
-  if not isinstance(counts, Tracer) and not isinstance(n, Tracer):
-    with jax.ensure_compile_time_eval():
-      total = int(jnp.sum(counts))
-    if total != int(n):
-      raise ValueError(f"counts sum to {total}, not to n = {n}")
-
-
-def _check_signs(reward_correct, reward_wrong) -> None:
-  require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
-  require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
+  total = _known_sum(counts)
+  if total is not None and not isinstance(n, Tracer) and int(total) != int(n):
+    raise ValueError(f"counts sum to {total}, not to n = {n}")
