@@ -304,7 +304,6 @@ class RolloutPlan:
 
   @property
   def blocks(self) -> int:
-    """Of a device's pool; 0: pages."""
     return self.load.blocks(self.lanes, self.slots)
 
   def spec(

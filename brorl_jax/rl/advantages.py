@@ -59,7 +59,6 @@ def informative(
 
   Raw: before any penalty on length. A group in which fewer than two rewards
   count is not informative.
-
   Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling),
   for binary rewards; for continuous ones this is its strict reading.
   """
@@ -91,7 +90,6 @@ def normalize_by_group(
 
   Every prompt gets the same scale, so that a single right answer among N weighs
   sqrt(N - 1). A group of equal rewards becomes exactly 0.
-
   Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It
   does not say which deviation; this is the one that divides by N.
   """
@@ -111,7 +109,6 @@ def leave_one_out(
 
   A baseline that does not depend on the rollout leaves the policy gradient
   unbiased. A group of equal rewards becomes exactly 0.
-
   Sources: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
   free!"; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740, section 3.3.
   """
@@ -132,7 +129,6 @@ def maxrl(
   prompt gets N - 1, one of many right ones little. Rewards are at least 0: the
   mean is a scale. A group whose mean is 0 or less gets exactly 0, as one of
   equal rewards does.
-
   Source: Tajwar et al. 2026 (MaxRL), arXiv:2602.02710.
   """
   centered = center_by_group(reward, valid)
@@ -160,7 +156,6 @@ def pass_at_k(
 
   Rewards other than 0 and 1 count with what they add to the sum, kept within
   [0, N]. A group of which at most k count gets 0.
-
   Sources: Walder and Karkhanis 2025 (PKPO), arXiv:2505.15201, the gradient
   whose baseline is the mean of the group; Chen et al. 2025 (Pass@k training),
   arXiv:2508.10751, which divides by the standard deviation.

@@ -54,7 +54,6 @@ def banded_weight(
   """IcePop: exp(logp_train - logp_sampler) in [low, high], 0 outside.
 
   A token on which the two disagree that much is left out, not weighed less.
-
   Source: Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
   """
   ratio = _ratio(logp_train, logp_sampler)

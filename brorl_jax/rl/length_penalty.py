@@ -21,7 +21,6 @@ def cosine(
 
   Lengths below 0 or above `limit`, the tokens that fit in the context, count as
   these.
-
   Source: ProRL v2, the scheduled cosine length penalty. Its constants are not
   public.
   """
@@ -54,7 +53,6 @@ def overlong(
     min(0, max(-1, (limit - buffer - length) / buffer))
 
   Raises ValueError if `buffer` is not in [1, limit].
-
   Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
   """
   if not 1 <= buffer <= limit:

@@ -184,7 +184,6 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
   `clip_low` and `clip_high` are how far rho may fall below 1 and rise above it
   and still get a gradient.
-
   Sources: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025 (DAPO),
   arXiv:2503.14476, section 3.1: clip_high > clip_low.
   """
@@ -202,7 +201,6 @@ def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
   The mean makes s vary far less than the ratio of a token, and the clip must be
   narrower: the paper has 3e-4 and 4e-4. `correction` is [B].
-
   Source: Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
   """
   ratio = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
@@ -218,7 +216,6 @@ def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
   The paper has no lower bound, which is clip_low = 1, and tunes the upper one
   alone. The value says little; the gradient is what is meant.
-
   Source: MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
   """
   del mask
@@ -278,7 +275,6 @@ def kl_k2(
   not true of the popular k3 estimate used as a loss. `logp_ref` is constant.
   `clamp` is what a token counts at most, in nats: beyond a log-ratio of
   sqrt(2 * clamp), 4.5 nats for a clamp of 10, it gets no gradient.
-
   Sources: Schulman 2020, "Approximating KL divergence" (k1, k2, k3). ProRL v2:
   k2 clamped to 10. The released recipes clamp the log-ratio to 20 nats and the
   value to 10.

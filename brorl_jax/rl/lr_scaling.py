@@ -13,7 +13,6 @@ def sqrt_scaled(lr: float, *, samples: int, base_samples: int) -> float:
 
   `samples` are those of an update after dynamic sampling, `base_samples` those
   for which `lr` was tuned. Raises ValueError if one is not positive.
-
   Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3: eta_new = eta_0
   sqrt(B_new / B_0).
   """

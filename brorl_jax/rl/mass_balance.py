@@ -87,7 +87,6 @@ def mass_balance(
   The signs need Rc >= 0 >= Rw, which keeps S in [Rw, Rc]. The set form counts a
   token once however often it was drawn; with multiplicities use
   `mass_balance_counts`, for which the signs are not promised.
-
   Source: arXiv:2510.01180, Theorem 1. The lr/N belongs to the 1/N of L.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
@@ -165,7 +164,6 @@ def token_gains(
 
   So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
   rise while correct tokens that were not drawn fall. Rewards may have any sign.
-
   Source: the per-token form behind arXiv:2510.01180, Theorem 1.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
@@ -191,7 +189,6 @@ def exact_step(
 
   w = `reward_mass` is the reward of a sampled token, times its count in the
   multiset form, and 0 for tokens that were not drawn.
-
   Source: the step of arXiv:2510.01180, section 2, with dp/dz of the softmax
   written out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
@@ -211,7 +208,6 @@ def expected_unsampled_second_moment(
 
   Exact for independent draws; tokens may be dependent, so that the sum over
   tokens is Corollary 3's E[U_2]. It decays exponentially only for p >> 1/N.
-
   Source: arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
   require_count("n", n)

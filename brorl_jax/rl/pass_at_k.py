@@ -11,7 +11,6 @@ def pass_at_k(n: int, c: Int[Array, "*axes"], k: int) -> Float[Array, "*axes"]:
 
   The product needs no factorials, so it neither overflows nor cancels. Raises
   ValueError if k is not in [1, n]; c must be in [0, n].
-
   Source: Chen et al. 2021 (Codex), arXiv:2107.03374, eq. 1.
   """
   if not 1 <= k <= n:
