@@ -179,11 +179,8 @@ def draw_counts(
   token = jax.lax.fori_loop(
     0, _BLOCK.bit_length() - 1, halve, jnp.zeros(n, jnp.int32)
   )
-  return (
-    jnp.zeros(table.size, jnp.int32)
-    .at[block * _BLOCK + token]
-    .add(1)[: probs.size]
-  )
+  counts = jnp.bincount(block * _BLOCK + token, length=table.size)
+  return counts[: probs.size].astype(jnp.int32)
 
 
 # What programs are compiled for: all but the key.
