@@ -38,12 +38,9 @@ class Order:
   ):
     """Checks the arguments and draws nothing yet.
 
-    Args:
-      sizes: Number of examples of each source; None for a generator, whose
-        elements are 0, 1, 2...
-      weights: Relative share of each source among the prompts. Grain rounds
-        them: a share may be off by 1 % of itself.
-      seed: Any number >= 0.
+    `sizes` has the number of examples of each source; None for a generator,
+    whose elements are 0, 1, 2... `weights` has its relative share among the
+    prompts, which grain rounds: it may be off by 1 % of itself.
     """
     if seed < 0:
       raise ValueError(f"seed = {seed}: use a number >= 0")
@@ -79,7 +76,6 @@ class Order:
 
   def fingerprint(self, data: Mapping[str, str]) -> dict[str, str]:
     """What affects the order and its examples, for `refuse_changes`.
-
     `data` has a digest of each source's examples, or of its generator.
     """
     first = [self[i] for i in range(_PINNED)]

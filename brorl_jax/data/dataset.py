@@ -118,13 +118,9 @@ def read(
 ) -> Data:
   """Reads all examples of some files.
 
-  Args:
-    paths: Files, patterns, folders or hub names; see `files.find`.
-    form: Column names of fields, and the default domain.
-    beside: Other files of the run; default ids differ from theirs.
-    domains: The domains that records may name.
-    skip_bad: Leave bad records out and list them in `skipped`, instead of
-      raising DataError at the first.
+  For `paths` see `files.find`. Default ids differ from those of `beside`, other
+  files of the run. Records may name only these domains. `skip_bad` lists bad
+  records in `skipped`, instead of raising DataError at the first.
   """
   reader = Reader(domains, form)
   skipped = []
@@ -165,10 +161,9 @@ class Reader:
   ) -> None:
     """Adds the example of a record, see `schema.example`.
 
-    Raises:
-      Refused: The record is bad, its id is taken, or an earlier example has
-        the same prompt and another answer. Nothing is added.
-      DataError: Its verifier is not installed.
+    Raises Refused, and adds nothing, if the record is bad, its id is taken, or
+    an earlier example has the same prompt and another answer; DataError if its
+    verifier is not installed.
     """
     try:
       example = schema.example(record, source, name, self._domains, self._form)
@@ -255,11 +250,9 @@ def sides(
 ) -> tuple[Data, Data]:
   """Training and held-out data of a config's files.
 
-  Args:
-    read: (files, beside=other files) -> their data.
-    files: Training files; may be empty if there are held-out files.
-    heldout_files: Held-out files; if empty, a part of `files`, see `split`.
-    one_in: Share of that part.
+  `read`: (files, beside=other files) -> their data. `files` may be empty if
+  there are `heldout_files`; without them a part of `files`, one in `one_in`, is
+  held out as by `split`.
   """
   train = read(files, beside=heldout_files) if files else Data([], [])
   if not heldout_files:
@@ -311,7 +304,6 @@ def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
 
 def refuse_overlap(train: Data, heldout: Data) -> None:
   """Refuses held-out examples that are also training examples.
-
   Prompts are compared as in `split`. Default ids (file and line) are not
   compared, because files elsewhere may have the same name.
   """
@@ -366,7 +358,6 @@ def read_pairs(
   skip_bad: bool = False,
 ) -> Data:
   """Reads prompts with responses, entry["response"], as `read` reads examples.
-
   `names` maps fields to columns that are named otherwise.
   """
   form = Form(names=names, sole=_PAIR)

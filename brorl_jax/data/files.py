@@ -78,11 +78,10 @@ class File:
 def find(paths: str | Sequence[str]) -> list[File]:
   """The named files in order, each once.
 
-  Args:
-    paths: Files; patterns such as "data/*.jsonl" (matches are sorted); folders,
-      or one split of a folder, "folder:train"; or data sets of the Hugging Face
-      hub, which are downloaded, "hub:organisation/name:split@revision" (split
-      and revision are optional).
+  They are files; patterns such as "data/*.jsonl" (matches are sorted); folders,
+  or one split of a folder, "folder:train"; or data sets of the Hugging Face
+  hub, which are downloaded, "hub:organisation/name:split@revision" (split and
+  revision are optional).
   """
   paths = [paths] if isinstance(paths, str) else list(paths)
   if not paths:
@@ -97,10 +96,8 @@ def find(paths: str | Sequence[str]) -> list[File]:
 
 
 def names(files: Iterable[File]) -> dict[str, str]:
-  """A short unique name for each path.
-
-  The file's name without its ending. If several share it, the name with its
-  ending and as many parent folders as distinguish them.
+  """A short unique name for each path: the file's name without its ending, or
+  if several share it with its ending and as many folders as distinguish them.
   """
   paths = sorted({os.path.abspath(file.path) for file in files})
   short = {path: _name(pathlib.Path(path).stem) for path in paths}
@@ -116,12 +113,10 @@ def names(files: Iterable[File]) -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-  """Makes a text a valid source name."""
   return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:128]
 
 
 def _meant(path: str) -> Iterator[File]:
-  """The files that one entry of the config names."""
   if path.startswith("hub:"):
     return _of_hub(path)
   if os.path.isdir(path):
@@ -174,7 +169,6 @@ def _of_hub(path: str) -> Iterator[File]:
 
 @functools.cache  # one revision per process, even if the branch moves
 def _downloaded(name: str, split: str, revision: str | None) -> str:
-  """Downloads a split of a data set and returns its folder."""
   import huggingface_hub  # comes with transformers; loads in a second
 
   wanted = [f"*{ending}" for ending in ENDINGS]
@@ -201,7 +195,6 @@ def _of_folder(
   given: str, folder: str, split: str, source: str = "", remedy: str = ""
 ) -> Iterator[File]:
   """The files of a folder, sorted; "" stands for its only split.
-
   Messages name it as `given`; `remedy` is for a folder without files.
   """
   inside = sorted(_inside(pathlib.Path(folder)))
@@ -331,7 +324,6 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, bytes | Refused]]:
 def _opened(
   path: str, stack: contextlib.ExitStack
 ) -> tuple[list[str], Iterator[Any]]:
-  """The columns of a file, and its rows in batches."""
   import pyarrow
   from pyarrow import parquet
 

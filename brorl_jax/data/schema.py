@@ -71,7 +71,6 @@ def renamed(
   record: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """The fields that `names` maps to columns, and the other columns.
-
   An object that holds a field stays among the columns as a whole.
   """
   values = {
@@ -112,7 +111,6 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
 
 
 def _near(name: str, columns: Iterable[str]) -> str:
-  """A near match among the columns, or a list of them."""
   listed = ", ".join(show(column)[1:-1] for column in columns)
   cut = listed if len(listed) <= _SHOWN else f"{listed[:_SHOWN]}..."
   return did_you_mean(name, columns, f"columns: {cut or '(none)'}.", show)
@@ -120,7 +118,6 @@ def _near(name: str, columns: Iterable[str]) -> str:
 
 def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   """Refuses a column that looks like a misspelt optional field.
-
   Otherwise the column would pass through and the field would count as missing.
   """
   fields = [field for field in optional if len(field) >= _SHORT]
@@ -159,10 +156,8 @@ def example(
   domains: Mapping[str, Domain],
   form: Form,
 ) -> Example:
-  """Converts a record, or raises Refused.
-
-  `source` and `name` are defaults of its fields "source" and "id"; without a
-  name the id is required.
+  """Converts a record, or raises Refused. `source` and `name` are defaults of
+  its fields "source" and "id"; without a name the id is required.
   """
   values, others = renamed(record, form.names)
   domain, foreign = _domain({**others, **values}, domains, form)
@@ -215,7 +210,6 @@ def _domain(
   record: Mapping[str, Any], domains: Mapping[str, Domain], form: Form
 ) -> tuple[Domain, bool]:
   """The domain of a record, and whether it is the config's default.
-
   A line that names none of ours was not written for this format: its unknown
   fields are columns.
   """
@@ -259,10 +253,8 @@ def _refuse_columns(
   values: Mapping[str, Any],
   others: Mapping[str, Any],
 ) -> None:
-  """Refuses misspelt optional fields, and those of other domains.
-
-  Required fields of other domains may be ordinary columns. An optional field of
-  another domain is refused, because it is probably a mistake.
+  """Refuses misspelt optional fields, and those of other domains, which are
+  probably mistakes; their required fields may be ordinary columns.
   """
   if domain.name not in domains:
     return

@@ -60,12 +60,10 @@ class Axes:
 
   @property
   def abstract(self) -> AbstractMesh:
-    """A mesh without devices."""
     return AbstractMesh(self.sizes, NAMES)
 
   def share(self, processes: int) -> "Axes":
     """The axes of one of several processes.
-
     Raises ValueError if a process would have a part of a group of devices, or
     copies of the parameters that it shares with another process.
     """
@@ -88,7 +86,6 @@ class Axes:
 
   def filled(self, devices: int) -> "Axes":
     """With fsdp = -1 as what the other axes leave of the devices.
-
     Raises ValueError if a size is not positive.
     """
     others = self.data * self.within
@@ -117,7 +114,6 @@ def make_mesh(
   *, data: int = 1, fsdp: int = -1, tensor: int = 1, expert: int = 1
 ) -> Mesh:
   """A mesh over all devices; `fsdp` = -1 takes what is left.
-
   Raises ValueError if the devices do not fill the mesh, a process has no whole
   rows, or axis `data` does not go over the slices.
   """
@@ -134,7 +130,6 @@ def _slice(device: Any) -> int:
 
 def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
   """A mesh of the devices of each process; raises ValueError as `make_mesh`.
-
   The devices of a process lie together: it samples on them alone.
   """
   first, count = groups[0][0], sum(map(len, groups))
@@ -181,10 +176,8 @@ def _mesh(rows: np.ndarray, axes: Axes) -> Mesh:
 
 
 def rows(mesh: Mesh | AbstractMesh) -> str | tuple[str, ...]:
-  """Axes that prompts are spread over, as XLA writes them.
-
-  Without axes of one device: programs are compiled anew for what looks
-  different.
+  """Axes that prompts are spread over, as XLA writes them: without axes of one
+  device, because programs are compiled anew for what looks different.
   """
   return _written(mesh, ROWS, or_else="fsdp")
 

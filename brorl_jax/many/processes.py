@@ -102,7 +102,6 @@ def start(
 
 def fail(line: str, status: int) -> NoReturn:
   """Ends this process, and the others with the same line.
-
   Without the barrier at the end of a process, to which the others do not come.
   """
   if _store() is not None and not alone():
@@ -160,12 +159,10 @@ def _leave(watch: threading.Thread) -> None:
 
 def _watch() -> None:
   """Ends this process when another does not count, or the store is silent."""
-  me, last = jax.process_index(), {}
-  for i in range(jax.process_count()):
-    last[i] = "", time.monotonic()
+  me, before = jax.process_index(), time.monotonic()
+  last = {i: ("", before) for i in range(jax.process_count())}
   counting = threading.Thread(target=_count, args=(last,), daemon=True)
   counting.start()
-  before = time.monotonic()
   while not _left.wait(_COUNT_S):
     now = time.monotonic()
     if now - before > 5 * _COUNT_S:  # this process itself was stopped
@@ -204,7 +201,6 @@ def _count(last: dict[int, tuple[str, float]]) -> None:
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(number: int) -> None:
   """Called where this process aborts; jax does once process 0 is gone.
-
   Its client calls nothing of Python (0.10 and 0.12) that could say so.
   """
   host, port = _coordinator()
@@ -223,7 +219,6 @@ def _named(index: int, host: str) -> str:
 
 
 def _coordinator() -> tuple[str, str]:
-  """Host and port of process 0."""
   where = distributed.global_state.coordinator_address or ""
   host, _, port = where.rpartition(":")
   return host, port
@@ -274,7 +269,6 @@ def leads() -> bool:
 
 def gather(value: T) -> list[T]:
   """The values of all processes, by their numbers.
-
   They are sent as bytes through the devices. Every process must call this, and
   `first`, in the same order.
   """
@@ -304,7 +298,6 @@ def first(value: T) -> T:
 
 class Board:
   """Short notes of all processes, in the key-value store of jax.distributed.
-
   No process waits: what it reads may be old, but a note never changes.
   """
 

@@ -27,7 +27,6 @@ class CheckpointSource(NamedTuple):
 
 def locate(checkpoint: str) -> CheckpointSource:
   """Finds a run, one of its checkpoints, a directory, or a model of the hub.
-
   Raises ValueError if it is none of these.
   """
   if (run_source := find_run(checkpoint)) is not None:
@@ -37,7 +36,6 @@ def locate(checkpoint: str) -> CheckpointSource:
 
 def find_run(checkpoint: str) -> CheckpointSource | None:
   """The folder of a run or one of its checkpoints; None if it is neither.
-
   Raises ValueError if the model that the run started from is missing.
   """
   path = pathlib.Path(checkpoint or ".").absolute()
@@ -93,7 +91,6 @@ class Ran(NamedTuple):
 
 def ran(which: CheckpointSource) -> Ran | None:
   """How the run of a policy posed its prompts; None if there is no run.
-
   Raises ValueError if its config.json cannot be read.
   """
   if which.run is None:
@@ -127,7 +124,6 @@ class Start(NamedTuple):
 
 def starts(which: CheckpointSource) -> list[Start]:
   """The starts of all runs that led to a policy, the newest first.
-
   Raises ValueError if a record of them cannot be read.
   """
   out, exported = [], which.source / TRAINED_ON
@@ -160,7 +156,6 @@ def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
 
 @contextlib.contextmanager
 def _written_by(path: pathlib.Path, writer: str) -> Iterator[None]:
-  """Raises ValueError if a record lacks what is read of it."""
   try:
     yield
   except (AttributeError, KeyError, TypeError):

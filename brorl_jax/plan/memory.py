@@ -116,7 +116,6 @@ class Load:
 
   @property
   def weights(self) -> int:
-    """Bytes of the sampler's copy."""
     return _weights(self.policy, self.axes.row)
 
   def lanes(self, lanes: int) -> int:
@@ -242,7 +241,6 @@ def _fewer(A: int, R: int) -> int:
 @dataclasses.dataclass(frozen=True)
 class Gradient:
   """The gradient of an update's longest responses, and what it needs.
-
   Of 7 programs for H100s, of 1.5B and 8B policies, XLA's account is 2 to 12 %
   less.
   """
@@ -258,7 +256,6 @@ class Gradient:
 
   @property
   def parts(self) -> dict[str, int]:
-    """Part -> bytes."""
     tree, row = self.policy.shapes["embed"], self.axes.row.abstract
     places = sharding.param_shardings(self.policy.shapes, row)["embed"]
     embed = sharding.shard_bytes(tree, places)
@@ -307,7 +304,6 @@ class RolloutPlan:
 
   @property
   def blocks(self) -> int:
-    """Of a device's pool; 0: pages."""
     return self.load.blocks(self.lanes, self.slots)
 
   def spec(
@@ -332,7 +328,6 @@ class RolloutPlan:
 
   @functools.cached_property
   def stages(self) -> dict[str, dict[str, int]]:
-    """What a device is doing -> part -> bytes."""
     return self.load.stages(self.lanes, self.slots)
 
   @property
@@ -342,7 +337,6 @@ class RolloutPlan:
 
   @property
   def parts(self) -> dict[str, int]:
-    """What is needed then: part -> bytes."""
     return self.stages[self.stage]
 
   @property
@@ -402,7 +396,6 @@ def rollouts(
 def _refusal(
   load: Load, limit: int, slots: int | None, lanes: int | None
 ) -> str:
-  """What is needed, what there is, and the nearest that fits, in one line."""
   A, R, D = lanes or 1, slots or 1, load.axes.rows
   fits = lambda A, R, **sizes: (
     dataclasses.replace(load, **sizes).need(A, R) <= limit

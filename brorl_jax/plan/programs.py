@@ -76,18 +76,15 @@ class CompileJob:
 
   @property
   def parameters(self) -> int:
-    """How many numbers the policy has."""
     return sum(x.size for x in jax.tree.leaves(self.policy.shapes))
 
   @property
   def sampling_bytes(self) -> int:
-    """What a device holds while it samples."""
     held = self.phase.memory.sampling_bytes
     return held + self.sampled_apart * bytes_of(self.state().params)
 
   @property
   def rows(self) -> int:
-    """Rows of devices, over which prompts are spread."""
     return meshes.of(self.mesh).rows
 
   @property
@@ -101,7 +98,6 @@ class CompileJob:
 
   @property
   def read_together(self) -> int:
-    """Prompts that are read together."""
     each = self.config.sampling.places // self.rows
     return self.rows * stream.prompts_together(
       each, self.config.data.prompt_tokens
@@ -138,7 +134,6 @@ def _placed(shapes: PyTree, places: PyTree) -> PyTree:
 
 def every_program(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """All programs; first those that take longest to compile.
-
   An evaluation runs the programs of training's rollouts for other prompts: its
   plan knows their memory, so they are not compiled if fast.
   """
@@ -176,7 +171,6 @@ def _prompts(job: CompileJob, count: int) -> Prompts:
 
 
 def _rows(job: CompileJob) -> Callable[..., jax.ShapeDtypeStruct]:
-  """As `CompileJob.at`, spread over the rows of devices."""
   return job.at(meshes.rows(job.mesh))
 
 
@@ -346,7 +340,6 @@ def updating(job: CompileJob) -> Iterator[Program]:
 
 
 def _sums(job: CompileJob, state: State) -> PyTree:
-  """The sums of gradients, which lie as the parameters, and of statistics."""
   gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
   places = jax.tree.map(lambda x: x.sharding, state.params)
   whole = job.at()
@@ -398,7 +391,6 @@ class Needs(NamedTuple):
 
 def compile_all(job: CompileJob, where: Topology) -> list[tuple[Program, Any]]:
   """Compiles every program, two at a time.
-
   With `job.fast` two programs have the name of each decode loop, of FEW layers;
   raises ValueError if the policy has layers of two kinds or too few.
   """
@@ -486,7 +478,6 @@ def table(found: list[Needs], where: Topology) -> Iterator[str]:
 
 
 def _refuse(found: list[Needs], where: Topology, job: CompileJob) -> None:
-  """Raises TooLarge for the largest program if it does not fit."""
   worst = max(found, key=lambda m: m.peak_bytes)
   limit = where.target.memory_bytes
   if worst.peak_bytes <= limit:

@@ -116,13 +116,11 @@ class WithPolicy(Generic[C]):
 
   @property
   def text(self) -> Tokenizer:
-    """The tokenizer, which there must be."""
     assert self.tokenizer is not None
     return self.tokenizer
 
   @property
   def mesh(self) -> Mesh:
-    """Of all devices, which must be here."""
     assert self.machine.mesh is not None
     return self.machine.mesh
 
@@ -155,7 +153,6 @@ def resolve(
 
   `workdir` is its folder if it may resume there: in the dtype it began with;
   `locate` leads from `policy.checkpoint` to a Hugging Face directory.
-
   Raises UserError if parts do not fit together, or something not into the
   memory of a device, in one line that names fields and what would do.
   """
@@ -214,10 +211,7 @@ def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
 
 
 def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
-  """With a dtype in place of "auto": that with which the run `began`.
-
-  A new run has float32 on a CPU and bfloat16 elsewhere.
-  """
+  """With a dtype in place of "auto": that with which the run `began`."""
   if c.policy.dtype != "auto":
     return c
   dtype = began or ("float32" if machine.on_cpu else "bfloat16")
@@ -236,7 +230,6 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
 def _with_policy(
   c: C, machine: Machine, source: CheckpointSource, began: str | None
 ) -> WithPolicy[C]:
-  """The policy of a config, for a machine, with its tokenizer."""
   c = with_dtype(c, machine.target, began)
   at = machine.target
   if isinstance(c, Config) and (given := c.devices.memory_bytes):
@@ -263,7 +256,6 @@ class Functions(NamedTuple):
 
 def phase_functions(number: int, phase: PhaseConfig) -> Functions:
   """From the tables of rl/, or the user's own; digests of what it changes.
-
   Raises ValueError if there is no such function, or it is of no use there.
   """
   c, digests = phase.config, {}
@@ -306,7 +298,6 @@ def phase_functions(number: int, phase: PhaseConfig) -> Functions:
 
 
 def _objective(c: Config, loss: losses.PolicyLoss) -> Objective:
-  """The loss with its constants."""
   correction = None
   if (kind := c.loss.correction) != "none":
     low, high = map(float, c.loss.correction_range or _USUAL_RANGE[kind])
@@ -327,7 +318,6 @@ def refuse_changes(
   before: Mapping[str, Any] | None, now: Mapping[str, Mapping[str, str]]
 ) -> None:
   """Raises ValueError if the file of a function changed since the run began.
-
   Another name is a change of the config, which is refused elsewhere.
   """
   for field, function in now.items():
@@ -365,7 +355,6 @@ def _phase(
   *,
   keep_reference: bool,
 ) -> Phase:
-  """A phase with its functions, its sizes and its memory plans."""
   policy, machine = this.policy, this.machine
   c = dataclasses.replace(given.config, policy=this.config.policy)
   tx, lr = optimizer(c)
@@ -396,7 +385,6 @@ def _phase(
 
 
 def _check_lengths(c: Config, max_positions: int) -> None:
-  """Raises ValueError if a rollout may be longer than the policy allows."""
   longest = c.data.prompt_tokens + c.sampling.max_new_tokens
   if longest > max_positions:
     raise ValueError(
@@ -461,10 +449,8 @@ def sized(
 
 
 def with_in_flight(c: Config, axes: Axes) -> Config:
-  """With as many rollouts at one time as the devices are for.
-
-  2,048 for each row of devices, in whole prompts, or as many as a step has, but
-  at least a prompt.
+  """With `in_flight`: 2,048 rollouts for each row of devices, in whole prompts,
+  or as many as a step has, but at least a prompt.
   """
   if c.sampling.in_flight:
     return c
@@ -477,7 +463,6 @@ def with_in_flight(c: Config, axes: Axes) -> Config:
 
 
 def _check_mesh(c: Config, blocks: int, rows: int) -> None:
-  """Raises ValueError, with what would do, if work does not divide evenly."""
   n, wrong = c.sampling.chunk, []
   if c.sampling.places % rows:
     wrong.append(
@@ -496,7 +481,6 @@ def _check_mesh(c: Config, blocks: int, rows: int) -> None:
 def _load(
   c: Config, policy: Policy, axes: Axes, held: int, n: int, prompts: int
 ) -> Load:
-  """Rollouts of prompts on the devices of a process."""
   return Load(
     dataclasses.replace(policy, int8_cache=c.sampling.int8_cache),
     held,
@@ -513,7 +497,6 @@ def _heldout_plan(
   c: Config, policy: Policy, axes: Axes, held: int, processes: int
 ) -> RolloutPlan:
   """Held-out prompts at one time: as in training, halved until they fit.
-
   `axes` are those of one process, `held` bytes are on a device anyway.
   """
   # The tasks of files are unknown before they are read: assume one per file.

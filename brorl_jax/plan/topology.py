@@ -122,7 +122,6 @@ class Topology:
 
   @property
   def options(self) -> dict[str, Any]:
-    """Of the compiler."""
     away = self.name.kind != "here"
     return _OPTIONS.get(self.target.platform, {}) if away else {}
 
@@ -214,7 +213,6 @@ def prepare(name: Name, *, fast: bool = False) -> None:
 
 
 def _require(name: Name, module: str) -> Any:
-  """Where a part of a compiler is; raises UserError if it is not installed."""
   found = None
   with contextlib.suppress(ModuleNotFoundError):
     found = importlib.util.find_spec(module)

@@ -31,9 +31,8 @@ with -> for N much larger than 1 / p and 1 / (1 - p), = otherwise.
 Rollouts that do not count (`valid` is False; all count if it is None) get
 exactly 0 everywhere, do not influence the others, and may hold anything.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
-  Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, the baseline variant.
+Sources: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3; Hu et al. 2025
+(REINFORCE++), arXiv:2501.03262, the baseline variant.
 """
 
 from collections.abc import Callable
@@ -58,13 +57,10 @@ def informative(
 ) -> Bool[Array, " P"]:
   """Which prompts carry a gradient: their N raw rewards are not all equal.
 
-  Args:
-    reward: Raw rewards, before any penalty on length.
-    valid: A group in which fewer than two count is not informative.
-
-  References:
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling), for
-    binary rewards; for continuous ones this is its strict reading.
+  Raw: before any penalty on length. A group in which fewer than two rewards
+  count is not informative.
+  Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling),
+  for binary rewards; for continuous ones this is its strict reading.
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   high = jnp.max(reward, axis=1, initial=-jnp.inf, where=valid)
@@ -90,17 +86,12 @@ def normalize_by_group(
 ) -> Float[Array, "P N"]:
   """Divides by the standard deviation of each prompt's rewards, as GRPO does.
 
-    A[p,n] = A'[p,n] / (std_n A'[p,:] + 1e-6)
+    A[p,n] = A'[p,n] / (std_n A'[p,:] + 1e-6)         A': `center_by_group`
 
   Every prompt gets the same scale, so that a single right answer among N weighs
   sqrt(N - 1). A group of equal rewards becomes exactly 0.
-
-  Args:
-    centered: From `center_by_group`.
-
-  References:
-    Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It does
-    not say which deviation; this is the one that divides by N.
+  Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It
+  does not say which deviation; this is the one that divides by N.
   """
   arrays.check(centered=(centered, "PN"), valid=(valid, "PN"))
   std = jnp.std(centered, axis=1, keepdims=True, where=valid)
@@ -118,10 +109,8 @@ def leave_one_out(
 
   A baseline that does not depend on the rollout leaves the policy gradient
   unbiased. A group of equal rewards becomes exactly 0.
-
-  References:
-    Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!".
-    Ahmadian et al. 2024 (RLOO), arXiv:2402.14740, section 3.3.
+  Sources: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
+  free!"; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740, section 3.3.
   """
   centered = center_by_group(reward, valid)
   count = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
@@ -137,14 +126,10 @@ def maxrl(
 
   For rewards 0 and 1 the expected gradient is that of log p instead of p, with
   the first N - 1 terms of its series in 1 - p. The only right rollout of a
-  prompt gets N - 1, one of many right ones little.
-
-  Args:
-    reward: Rewards, at least 0: the mean is a scale. A group whose mean is 0 or
-      less gets exactly 0, as one of equal rewards does.
-
-  References:
-    Tajwar et al. 2026 (MaxRL), arXiv:2602.02710.
+  prompt gets N - 1, one of many right ones little. Rewards are at least 0: the
+  mean is a scale. A group whose mean is 0 or less gets exactly 0, as one of
+  equal rewards does.
+  Source: Tajwar et al. 2026 (MaxRL), arXiv:2602.02710.
   """
   centered = center_by_group(reward, valid)
   mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
@@ -169,20 +154,16 @@ def pass_at_k(
   gets exactly 0: k samples solve it. The more k nears N, the more prompts do;
   up to N / 4 it is a useful choice.
 
-  Args:
-    reward: 0 for wrong and 1 for right. Others count with what they add to the
-      sum, kept within [0, N].
-    valid: A group of which at most k count gets 0.
-    k: Samples of which one must be right, at least 1.
-
-  References:
-    Walder and Karkhanis 2025 (PKPO), arXiv:2505.15201, the gradient whose
-    baseline is the mean of the group.
-    Chen et al. 2025 (Pass@k training), arXiv:2508.10751, which divides
-    by the standard deviation.
+  Rewards other than 0 and 1 count with what they add to the sum, kept within
+  [0, N]. A group of which at most k count gets 0.
+  Sources: Walder and Karkhanis 2025 (PKPO), arXiv:2505.15201, the gradient
+  whose baseline is the mean of the group; Chen et al. 2025 (Pass@k training),
+  arXiv:2508.10751, which divides by the standard deviation.
   """
   centered = center_by_group(reward, valid)
-  n, right = _counts(reward, valid)
+  n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)  # [P, 1]
+  right = jnp.sum(reward, axis=1, keepdims=True, where=valid)
+  right = jnp.clip(right, 0.0, n)
   i = jnp.arange(1, k, dtype=jnp.float32)[None]  # [1, k-1], against [P, 1]
   others = jnp.maximum(n - i, 1.0)
   alone = jnp.prod(
@@ -190,13 +171,6 @@ def pass_at_k(
   )
   # With at most k that count `alone` is 0, or the group is a single rollout.
   return k * n / jnp.maximum(n - k, 1.0) * alone * centered
-
-
-def _counts(reward, valid):
-  """Rollouts that count and right ones among them, both [P, 1]."""
-  n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
-  right = jnp.sum(reward, axis=1, keepdims=True, where=valid)
-  return n, jnp.clip(right, 0.0, n)
 
 
 def _carries(reward, valid):
@@ -218,14 +192,10 @@ def whiten_by_batch(
   Wrong answers that are longer than right ones make the mean negative, so that
   every rollout gets a shift that depends on the lengths of the batch.
 
-  Args:
-    advantage: Centered by group.
-    length: Response tokens of each rollout, the end token included. 0 for a
-      rollout that does not count: it gets exactly 0.
-    where: Prompts that are kept. The others get exactly 0 and do not count.
-
-  Returns:
-    Advantages with mean 0 and variance 1 over the tokens of kept prompts.
+  `advantage` is centered by group; `length` is in response tokens, the end
+  token included, and 0 for a rollout that does not count. Such rollouts, and
+  prompts that are not kept (`where` is False), get exactly 0. Over the tokens
+  of kept prompts the result has mean 0 and variance 1.
   """
   arrays.check(
     advantage=(advantage, "PN"), length=(length, "PN"), where=(where, "P")
@@ -276,10 +246,8 @@ WHITENED = ("tokens", "trajectories")
 
 
 def from_user(function: Callable[..., Any]) -> Advantage:
-  """A user's function, if it can stand in `ADVANTAGES`.
-
-  Raises:
-    ValueError: It cannot be called, or returns another shape; in one line.
+  """A user's function, if it can stand in `ADVANTAGES`. Raises ValueError, in
+  one line, if it cannot be called or returns another shape.
   """
   number = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   mask = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
@@ -310,9 +278,7 @@ def each_prompt_once(
   .001 if one right and one wrong rollout suffice, 2.09 times at p = .01, and
   there 1.18 times if four do.
 
-  Args:
-    function: The advantage A.
-    whitened: Whether it is one of `WHITENED`, which take `weight`.
+  `function` gives A; `whitened`: it is one of `WHITENED`, which take `weight`.
   """
   arrays.check(
     reward=(reward, "PN"), valid=(valid, "PN"), length=(length, "PN")

@@ -23,13 +23,10 @@ def check(**named: tuple[Any, str]) -> None:
 
     check(logp=(logp, "BT"), advantage=(advantage, "B"))
 
-  Args:
-    **named: Each with a letter per axis. An axis has the same size in all of
-      them; a leading "*" stands for any number of axes, the same in all. None
-      is an optional array that was not given.
-
-  Raises:
-    ValueError: The first that is no array or has another shape, by its name.
+  A letter per axis: it has the same size in all of them; a leading "*" stands
+  for any number of axes, the same in all. None is an optional array that was
+  not given. Raises ValueError with the name of the first that is no array or
+  has another shape.
   """
   import chex
 
@@ -61,13 +58,8 @@ def check(**named: tuple[Any, str]) -> None:
 def result(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
   """Shapes and types of what a user's function gives, without computing it.
 
-  Args:
-    function: Of arrays, in jax.numpy: it is traced.
-    *args: Shapes and types of its arguments.
-    **options: Its keyword arguments, as they are.
-
-  Raises:
-    ValueError: It cannot be called like this, in one line.
+  It is traced, with `args` that are shapes and types, and `options` as they
+  are. Raises ValueError, in one line, if it cannot be called like this.
   """
   try:
     return jax.eval_shape(lambda *xs: function(*xs, **options), *args)
@@ -139,10 +131,8 @@ class Mean:
   ) -> "Mean":
     """Total and count of `values` where `where` is True.
 
-    Args:
-      values: What is averaged. May hold anything where `where` is False.
-      where: Which values count.
-      weight: How often each value counts; once if None.
+    Elsewhere they may hold anything. `weight` is how often each counts; once if
+    it is None.
     """
     check(values=(values, "*"), where=(where, "*"), weight=(weight, "*"))
     if weight is None:

@@ -17,10 +17,9 @@ of more than one token.
 gradient and multiply a policy loss (see `correction` of `policy_loss`).
 Positions off the mask may hold anything; the loss ignores them.
 
-References:
-  Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
-  RL training" (truncated importance sampling, TIS).
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3, uses TIS.
+Sources: Yao et al. 2025, "Your efficient RL framework secretly brings you
+off-policy RL training" (truncated importance sampling, TIS); Hu et al. 2025
+(BroRL), arXiv:2510.01180, section 3, uses TIS.
 """
 
 import jax
@@ -41,11 +40,7 @@ def truncated_weight(
 
   The cap bounds the variance. Unbiased for responses of one token while no
   weight reaches it; for longer ones the text above says what remains.
-
-  Args:
-    cap: The largest weight.
   """
-  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
 
 
@@ -59,11 +54,8 @@ def banded_weight(
   """IcePop: exp(logp_train - logp_sampler) in [low, high], 0 outside.
 
   A token on which the two disagree that much is left out, not weighed less.
-
-  References:
-    Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
+  Source: Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
   """
-  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   ratio = _ratio(logp_train, logp_sampler)
   return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
@@ -78,7 +70,11 @@ def mean_log_ratio(
   0 for a sequence without valid tokens. Its exponential is the geometric mean
   of the token ratios, which does not fall with the length as their product.
   """
-  _check(logp_train, logp_sampler, mask)
+  arrays.check(
+    logp_train=(logp_train, "BT"),
+    logp_sampler=(logp_sampler, "BT"),
+    mask=(mask, "BT"),
+  )
   ratio = sequence_log_ratio(logp_train, logp_sampler, mask)
   return jax.lax.stop_gradient(ratio)
 
@@ -92,23 +88,12 @@ def sequence_mask(
   high: float,
 ) -> Bool[Array, " B"]:
   """Sequences whose geometric mean of token ratios is in [low, high].
-
-  Args:
-    low: The smallest mean ratio that counts, at most 1.
-    high: The largest mean ratio that counts, at least 1.
+  `low` is at most 1, `high` at least 1.
   """
-  _check(logp_train, logp_sampler, mask)
   ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))
   return (ratio >= low) & (ratio <= high)
 
 
-def _check(logp_train, logp_sampler, mask) -> None:
-  arrays.check(
-    logp_train=(logp_train, "BT"),
-    logp_sampler=(logp_sampler, "BT"),
-    mask=(mask, "BT"),
-  )
-
-
 def _ratio(logp_train, logp_sampler):
+  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jax.lax.stop_gradient(jnp.exp(log_ratio(logp_train, logp_sampler)))

@@ -6,9 +6,8 @@ not say which one BroRL uses. All of them read raw rewards: a penalty on length
 would make groups of wrong answers look informative. `KEEP` is the table of what
 a run may choose.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
-  Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11.
+Sources: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3; Yu et al. 2025
+(DAPO), arXiv:2503.14476, eq. 11.
 """
 
 from collections.abc import Callable
@@ -33,14 +32,12 @@ def partly_solved(
 
     0 < #{n: reward[p,n] >= threshold} < number of rollouts
 
-  Args:
-    reward: Raw rewards.
-    valid: Rollouts that count; all if None.
-    threshold: The least reward of a rollout that solves its prompt.
+  Rewards are raw. Only `valid` rollouts count; all if it is None.
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= threshold, axis=1, where=valid)
-  return (solved > 0) & (solved < _count(reward, valid))
+  count = jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
+  return (solved > 0) & (solved < count)
 
 
 # (raw reward [P,N], valid [P,N]) -> which prompts are trained on [P]. Rollouts
@@ -54,10 +51,8 @@ KEEP: dict[str, Rule] = {
 
 
 def from_user(function: Callable[..., Any]) -> Rule:
-  """A user's function, if it can stand in `KEEP`.
-
-  Raises:
-    ValueError: It cannot be called, or returns another shape; in one line.
+  """A user's function, if it can stand in `KEEP`. Raises ValueError, in one
+  line, if it cannot be called or returns another shape.
   """
   reward = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   valid = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
@@ -70,10 +65,6 @@ def from_user(function: Callable[..., Any]) -> Rule:
   return function
 
 
-def _count(reward, valid):
-  return jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
-
-
 def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
   """The share of prompts that is informative with n rollouts of reward 0 or 1.
 
@@ -81,10 +72,8 @@ def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
 
   p is the probability that a rollout of a prompt is right. If it is estimated
   from the same rollouts this is below the true rate on average, because it is
-  concave in p (Jensen). `pass_rate_at` is unbiased.
-
-  Raises:
-    ValueError: n is not positive.
+  concave in p (Jensen). `pass_rate_at` is unbiased. Raises ValueError if n is
+  not positive.
   """
   if n < 1:
     raise ValueError(f"n = {n} rollouts: at least 1 is needed")
@@ -100,10 +89,7 @@ def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
     mean_p (1 - C(c,m) / C(n,m) - C(n-c,m) / C(n,m))
 
   with c = correct[p]: the mean over all choices of m rollouts, hence an
-  unbiased estimate of the rate with m.
-
-  Raises:
-    ValueError: m is not in [1, n].
+  unbiased estimate of the rate with m. Raises ValueError if m is not in [1, n].
   """
   if not 1 <= m <= n:
     raise ValueError(

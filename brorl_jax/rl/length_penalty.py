@@ -21,10 +21,8 @@ def cosine(
 
   Lengths below 0 or above `limit`, the tokens that fit in the context, count as
   these.
-
-  References:
-    ProRL v2, the scheduled cosine length penalty. Its constants are not
-    public.
+  Source: ProRL v2, the scheduled cosine length penalty. Its constants are not
+  public.
   """
   angle = jnp.pi * jnp.clip(length, 0, limit) / limit
   return eta_min + (eta_max - eta_min) / 2.0 * (1.0 + jnp.cos(angle))
@@ -35,13 +33,8 @@ def is_active(
 ) -> bool | Bool[Array, "*axes"]:
   """Whether the penalty counts: the first `on` of every on + off updates.
 
-  Updates count from 0. With `off` = 0 it always counts.
-
-  Raises:
-    ValueError: `on` is below 1 or `off` below 0.
-
-  References:
-    ProRL v2: on for 100 updates, off for 500.
+  Updates count from 0. With `off` = 0 it always counts. Raises ValueError if
+  `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
   """
   if on < 1:
     raise ValueError(
@@ -59,11 +52,8 @@ def overlong(
 
     min(0, max(-1, (limit - buffer - length) / buffer))
 
-  Raises:
-    ValueError: `buffer` is not in [1, limit].
-
-  References:
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
+  Raises ValueError if `buffer` is not in [1, limit].
+  Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
   """
   if not 1 <= buffer <= limit:
     raise ValueError(f"buffer = {buffer} tokens is not in [1, {limit}]")

@@ -53,10 +53,8 @@ class PolicyLoss:
 def from_user(function: Callable[..., Any], **options: Any) -> PolicyLoss:
   """A user's function as a loss. Its unit is the rank of what it returns.
 
-  It is tried with these values of `OPTIONS`.
-
-  Raises:
-    ValueError: It cannot be called, or returns another shape; in one line.
+  It is tried with these values of `OPTIONS`. Raises ValueError, in one line, if
+  it cannot be called or returns another shape.
   """
   parameters = list(inspect.signature(function).parameters.values())
   takes = tuple(p.name for p in parameters[4:] if p.name in OPTIONS)
@@ -100,7 +98,7 @@ def policy_loss(
   Args:
     logp: Log-probability of the sampled token under the current parameters.
     logp_old: The same under the parameters that sampled it. Constant.
-    advantage: One advantage for the whole sequence. Constant.
+    advantage: Constant.
     mask: True on tokens the policy chose, the end-of-sequence token included. A
       sequence of none does not count.
     weight: How often each sequence counts; once if None. Identical rollouts of
@@ -110,7 +108,6 @@ def policy_loss(
     correction: Multiplies the loss of each token, or sequence if that is the
       unit; 1 if None. Constant. What has correction 0 still counts in the
       mean. See `corrections`.
-    **options: Those of `OPTIONS` that the loss takes.
   """
   by_token = loss.unit == "token"
   arrays.check(
@@ -187,10 +184,8 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
   `clip_low` and `clip_high` are how far rho may fall below 1 and rise above it
   and still get a gradient.
-
-  References:
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7.
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.1: clip_high > clip_low.
+  Sources: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025 (DAPO),
+  arXiv:2503.14476, section 3.1: clip_high > clip_low.
   """
   del mask
   ratio, adv_B1 = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
@@ -206,9 +201,7 @@ def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
   The mean makes s vary far less than the ratio of a token, and the clip must be
   narrower: the paper has 3e-4 and 4e-4. `correction` is [B].
-
-  References:
-    Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
+  Source: Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
   """
   ratio = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
   value, clipped = _surrogate(ratio, advantage, clip_low, clip_high)
@@ -223,9 +216,7 @@ def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
   The paper has no lower bound, which is clip_low = 1, and tunes the upper one
   alone. The value says little; the gradient is what is meant.
-
-  References:
-    MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
+  Source: MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
   """
   del mask
   ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, logp_old)))
@@ -281,17 +272,12 @@ def kl_k2(
     k2[b,t] = min(1/2 * (logp[b,t] - logp_ref[b,t])^2, clamp)
 
   On policy, below the clamp, its gradient is that of the reverse KL, which is
-  not true of the popular k3 estimate used as a loss.
-
-  Args:
-    logp_ref: As `logp`, under the reference policy. Constant.
-    clamp: What a token counts at most, in nats. Beyond a log-ratio of
-      sqrt(2 * clamp), 4.5 nats for a clamp of 10, it gets no gradient.
-
-  References:
-    Schulman 2020, "Approximating KL divergence" (k1, k2, k3).
-    ProRL v2: k2 clamped to 10. The released recipes clamp the log-ratio to 20
-    nats and the value to 10.
+  not true of the popular k3 estimate used as a loss. `logp_ref` is constant.
+  `clamp` is what a token counts at most, in nats: beyond a log-ratio of
+  sqrt(2 * clamp), 4.5 nats for a clamp of 10, it gets no gradient.
+  Sources: Schulman 2020, "Approximating KL divergence" (k1, k2, k3). ProRL v2:
+  k2 clamped to 10. The released recipes clamp the log-ratio to 20 nats and the
+  value to 10.
   """
   arrays.check(
     logp=(logp, "BT"),

@@ -20,8 +20,7 @@ or has another shape; of what is traced only shapes and types are checked.
 
 Values keep the dtype of the probabilities: enable x64 for identities to 1e-12.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
+Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
 """
 
 import math
@@ -55,7 +54,6 @@ class Moments(NamedTuple):
 
 class MassBalance(NamedTuple):
   """First-order change of the correct mass, split by its cause.
-
   Each term is a probability, lr / N included.
   """
 
@@ -89,13 +87,12 @@ def mass_balance(
   The signs need Rc >= 0 >= Rw, which keeps S in [Rw, Rc]. The set form counts a
   token once however often it was drawn; with multiplicities use
   `mass_balance_counts`, for which the signs are not promised.
-
-  References:
-    arXiv:2510.01180, Theorem 1. The prefactor lr/N belongs to the 1/N of L.
+  Source: arXiv:2510.01180, Theorem 1. The lr/N belongs to the 1/N of L.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
-  _check_signs(**rewards)
+  require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
+  require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   step = lr / n
   return MassBalance(
@@ -126,11 +123,8 @@ def mass_balance_counts(
                        + S (Q_pos U_neg2 - Q_neg U_pos2) ]
 
   S may leave [Rw, Rc], so that neither of the first terms has a promised sign.
-  Rewards may have any sign.
-
-  References:
-    Not in the paper, whose Theorem 1 is the set form and whose section 4.1
-    simulates this one; derived like Theorem 1.
+  Rewards may have any sign. Not in the paper, whose Theorem 1 is the set form
+  and whose section 4.1 simulates this one; derived like Theorem 1.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check_counts(probs, counts, n)
@@ -170,9 +164,7 @@ def token_gains(
 
   So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
   rise while correct tokens that were not drawn fall. Rewards may have any sign.
-
-  References:
-    Per-token form behind arXiv:2510.01180, Theorem 1.
+  Source: the per-token form behind arXiv:2510.01180, Theorem 1.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
@@ -197,10 +189,8 @@ def exact_step(
 
   w = `reward_mass` is the reward of a sampled token, times its count in the
   multiset form, and 0 for tokens that were not drawn.
-
-  References:
-    The step of arXiv:2510.01180, section 2, with dp/dz of the softmax written
-    out; its change of Q_pos differs from Theorem 1's by O(lr^2).
+  Source: the step of arXiv:2510.01180, section 2, with dp/dz of the softmax
+  written out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
   require_count("n", n)
   arrays.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
@@ -218,9 +208,7 @@ def expected_unsampled_second_moment(
 
   Exact for independent draws; tokens may be dependent, so that the sum over
   tokens is Corollary 3's E[U_2]. It decays exponentially only for p >> 1/N.
-
-  References:
-    arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
+  Source: arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
   require_count("n", n)
   p = jnp.asarray(p)
@@ -235,8 +223,7 @@ def unsampled_second_moment_bound(n: int) -> float:
   The sum of p * p (1 - p)^N is an average over p of p (1 - p)^N, which is at
   most its largest value, at p = 1/(N + 1).
 
-  References:
-    Follows from arXiv:2510.01180, Corollary 3; not stated there.
+  Follows from arXiv:2510.01180, Corollary 3; not stated there.
   """
   require_count("n", n)
   n = int(n)  # n + 1 may not fit into the dtype of an array
@@ -277,19 +264,22 @@ def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
   require("probs", probs, lambda x: x >= 0, "at least 0")
-  if not isinstance(probs, Tracer):
-    with jax.ensure_compile_time_eval():
-      total = jnp.sum(probs)
+  if (total := _known_sum(probs)) is not None:
     wide = _SUM_TOLERANCE[total.dtype.itemsize]  # float32 if x64 is off
     require("the sum of probs", total, lambda x: abs(x - 1) < wide, "1")
-  for name, mask in (("correct", correct), ("sampled", sampled)):
-    if not isinstance(mask, Tracer):
-      with jax.ensure_compile_time_eval():
-        count = int(jnp.sum(mask))
-      if name == "correct" and not count:
-        raise ValueError(f"correct is False for all {mask.size} tokens")
-      if name == "sampled" and not isinstance(n, Tracer) and count > int(n):
-        raise ValueError(f"sampled has {count} tokens, more than n = {n} draws")
+  if (right := _known_sum(correct)) is not None and not int(right):
+    raise ValueError(f"correct is False for all {correct.size} tokens")
+  drawn = _known_sum(sampled)
+  if drawn is not None and not isinstance(n, Tracer) and int(drawn) > int(n):
+    raise ValueError(f"sampled has {drawn} tokens, more than n = {n} draws")
+
+
+def _known_sum(x) -> Array | None:
+  """The sum of an array; None if it is traced."""
+  if isinstance(x, Tracer):
+    return None
+  with jax.ensure_compile_time_eval():
+    return jnp.sum(x)
 
 
 def _check_counts(probs, counts, n) -> None:
@@ -298,13 +288,6 @@ def _check_counts(probs, counts, n) -> None:
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise ValueError(f"counts are {counts.dtype}; they must be integers")
   require("counts", counts, lambda x: x >= 0, "at least 0")
-  if not isinstance(counts, Tracer) and not isinstance(n, Tracer):
-    with jax.ensure_compile_time_eval():
-      total = int(jnp.sum(counts))
-    if total != int(n):
-      raise ValueError(f"counts sum to {total}, not to n = {n}")
-
-
-def _check_signs(reward_correct, reward_wrong) -> None:
-  require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
-  require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
+  total = _known_sum(counts)
+  if total is not None and not isinstance(n, Tracer) and int(total) != int(n):
+    raise ValueError(f"counts sum to {total}, not to n = {n}")

@@ -9,18 +9,9 @@ def pass_at_k(n: int, c: Int[Array, "*axes"], k: int) -> Float[Array, "*axes"]:
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - prod_{i<k} (n - c - i) / (n - i)
 
-  The product needs no factorials, so it neither overflows nor cancels.
-
-  Args:
-    n: Samples taken.
-    c: Correct ones among them, in [0, n].
-    k: Samples the user may take, in [1, n].
-
-  Raises:
-    ValueError: k is not in [1, n].
-
-  References:
-    Chen et al. 2021 (Codex), arXiv:2107.03374, eq. 1.
+  The product needs no factorials, so it neither overflows nor cancels. Raises
+  ValueError if k is not in [1, n]; c must be in [0, n].
+  Source: Chen et al. 2021 (Codex), arXiv:2107.03374, eq. 1.
   """
   if not 1 <= k <= n:
     raise ValueError(f"k = {k} is not in [1, {n}]: only {n} samples were taken")

@@ -5,8 +5,7 @@ elsewhere. A step draws N tokens, centres their rewards, and moves the logits by
 an optimizer. The change of the correct mass depends on N, and just as much on
 the optimizer and the surrogate. So all three are arguments without a default.
 
-References:
-  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 4.1 and Figure 3.
+Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 4.1 and Figure 3.
 """
 
 import dataclasses
@@ -97,7 +96,7 @@ class AdamW:
     return jnp.zeros_like(logits), jnp.zeros_like(logits)
 
   def step(self, logits, grad, state, count):
-    """New logits and moments; `count` is the number of this update, from 1."""
+    """New logits and moments; updates count from 1."""
     mean, square = state
     mean = self.b1 * mean + (1.0 - self.b1) * grad
     square = self.b2 * square + (1.0 - self.b2) * grad**2
@@ -124,7 +123,6 @@ class Sgd:
     return ()
 
   def step(self, logits, grad, state, count):
-    """New logits; there is no state."""
     del count
     return logits - self.lr * grad, state
 
@@ -181,11 +179,8 @@ def draw_counts(
   token = jax.lax.fori_loop(
     0, _BLOCK.bit_length() - 1, halve, jnp.zeros(n, jnp.int32)
   )
-  return (
-    jnp.zeros(table.size, jnp.int32)
-    .at[block * _BLOCK + token]
-    .add(1)[: probs.size]
-  )
+  counts = jnp.bincount(block * _BLOCK + token, length=table.size)
+  return counts[: probs.size].astype(jnp.int32)
 
 
 # What programs are compiled for: all but the key.
@@ -208,18 +203,12 @@ def simulate(
 ) -> Trajectory:
   """Runs the simulator for one N and one seed; vmap over keys for more.
 
-  Args:
-    n: N, draws per step.
-    vocab: V.
-    correct: How many tokens have reward 1, in [1, V - 1]: the first ones. The
-      others have -1.
-    seeding: Logit of correct tokens at the start; that of others is 0.
-    anchor: Logit of token 0, a correct one; None for no anchor.
-    surrogate: `weighted_by_probability`, `ratio` or `log_probability`.
-    centred: Whether the mean reward of the N draws is subtracted.
-
-  Raises:
-    ValueError: A number is out of range.
+  A step has `n` draws. The first `correct` of `vocab` tokens, in [1, V - 1],
+  have reward 1, the others -1; if `centred`, the mean reward of the draws is
+  subtracted. Logits are 0 at the start, `seeding` for correct tokens and
+  `anchor` (None: as the others) for token 0, a correct one. `surrogate` is
+  `weighted_by_probability`, `ratio` or `log_probability`. Raises ValueError if
+  a number is out of range.
   """
   for name, value in (("n", n), ("steps", steps)):
     if value < 1:

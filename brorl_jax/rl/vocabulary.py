@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int
 
 from brorl_jax.rl import arrays
 
@@ -67,12 +67,9 @@ def token_logp(
   and writes the gradient of each part of the head once. An output that nobody
   differentiates costs nothing there.
 
-  Args:
-    logits: Hidden states [P,rows,D] and part of the head [block,D] to float32
-      logits [P,rows,block]. Closes over no array.
-    rows: Of each prompt; see `tile_shape`.
-    block: Of the vocabulary, a divisor of V.
-    spread: Whether the vocabulary may lie on several devices.
+  `logits`, which closes over no array, is from hidden states [P,rows,D] and
+  part of the head [block,D] to float32 logits [P,rows,block]. `block` divides
+  V. `spread`: the vocabulary may lie on several devices.
   """
   arrays.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
   P, M, _ = hidden.shape
@@ -93,19 +90,17 @@ def token_logp(
   return together(logp), together(entropy)
 
 
-def _parts(x: Num[Array, "V *axes"], block: int, spread: bool) -> Array:
-  """[V / block, block, ...]. A vocabulary that is spread over devices stays so:
-  a part is every so many-th token. On one device that would be a copy."""
+def _parts(
+  head: Float[Array, "V D"], block: int, spread: bool
+) -> tuple[Float[Array, "parts block D"], Int[Array, "parts block"]]:
+  """Parts of the head, and the tokens of each."""
+  ids = jnp.arange(len(head))
   if not spread:
-    return x.reshape(-1, block, *x.shape[1:])
-  return jnp.swapaxes(x.reshape(block, -1, *x.shape[1:]), 0, 1)
-
-
-def _joined(parts: Float[Array, "parts block *axes"], spread: bool) -> Array:
-  """What `_parts` took apart."""
-  if spread:
-    parts = jnp.swapaxes(parts, 0, 1)
-  return parts.reshape(-1, *parts.shape[2:])
+    return head.reshape(-1, block, head.shape[1]), ids.reshape(-1, block)
+  # A vocabulary that is spread over devices stays so: a part has every
+  # (V / block)-th token. On one device that would be a copy.
+  apart = lambda x: jnp.swapaxes(x.reshape(block, -1, *x.shape[1:]), 0, 1)
+  return apart(head), apart(ids)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -139,11 +134,8 @@ def _forward(
 
   zero = jnp.zeros(tokens.shape)
   start = jnp.full(tokens.shape, -jnp.inf), zero, zero, zero
-  parts = (
-    _parts(head, block, spread),
-    _parts(jnp.arange(len(head)), block, spread),
-  )
-  (top, total, chosen, mean), _ = jax.lax.scan(part, start, parts)
+  sums, _ = jax.lax.scan(part, start, _parts(head, block, spread))
+  top, total, chosen, mean = sums
   whole = top + jnp.log(total)
   entropy = whole - mean / total
   return (chosen - whole, entropy), (head, hidden, tokens, whole, entropy)
@@ -185,12 +177,10 @@ def _backward(logits, block, spread, saved, slopes):
     return dhidden, dhead_part
 
   zero = jnp.zeros(hidden.shape, jnp.float32)
-  parts = (
-    _parts(head, block, spread),
-    _parts(jnp.arange(len(head)), block, spread),
-  )
-  dhidden, dparts = jax.lax.scan(part, zero, parts)
-  return _joined(dparts, spread), dhidden.astype(hidden.dtype), None
+  dhidden, dparts = jax.lax.scan(part, zero, _parts(head, block, spread))
+  if spread:
+    dparts = jnp.swapaxes(dparts, 0, 1)
+  return dparts.reshape(head.shape), dhidden.astype(hidden.dtype), None
 
 
 _tiled.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)

@@ -53,11 +53,7 @@ class Unsaved(Exception):
 
 
 class Store:
-  """The steps of one run.
-
-  Attributes:
-    good: The newest step that was verified on disk.
-  """
+  """The steps of one run; `good` is the newest that was verified on disk."""
 
   good: int | None = None
 
@@ -73,13 +69,9 @@ class Store:
   ):
     """Creates nothing; the first save creates the directory.
 
-    Args:
-      keep: Number of newest steps to keep, see `superfluous`.
-      keep_every: Multiples of this are kept too; 0: none.
-      run: Identity of the run. Each step stores it, and a step of another run
-        is not used.
-      from_step: The step to go back to; None: the newest.
-      warn: Called with one line for each step that is not used.
+    For `keep` and `keep_every` see `superfluous`. Each step stores the identity
+    `run`; a step of another run is not used. `from_step` is the step to go back
+    to; None: the newest. `warn` gets a line for each step that is not used.
     """
     self._directory = pathlib.Path(directory).absolute()
     self._keep, self._every = keep, keep_every
@@ -98,13 +90,9 @@ class Store:
   ) -> None:
     """Saves in the background; the caller may donate `state` afterwards.
 
-    Args:
-      step: Newer than every saved step.
-      progress: The run state without arrays, as JSON.
-      score: Held-out score of this state; None if it was not evaluated.
-
-    Raises:
-      Unsaved: This step, or the one before it, could not be written.
+    The step is newer than every saved one, `progress` the run state without
+    arrays, as JSON; without a `score` the state was not evaluated. Raises
+    Unsaved if this step, or the one before it, could not be written.
     """
     # One save at a time: a second would need the host's memory twice.
     self.wait()
@@ -138,12 +126,9 @@ class Store:
   ) -> tuple[PyTree, dict[str, Any]] | None:
     """The newest usable step or `from_step`; None if nothing was ever saved.
 
-    Steps that are newer or damaged are moved aside.
-
-    Args:
-      like: Arrays, or their shapes and shardings.
-      lacks: From a step to the reason why the run's other files do not cover
-        it, None if they do. A step that they do not cover is not used.
+    Steps that are newer or damaged are moved aside. `like` has arrays, or their
+    shapes and shardings. `lacks` says why the run's other files do not cover a
+    step, which is then not used; None: they cover it.
 
     Raises:
       Unusable: There are steps but none is usable, or the newest whole one has
@@ -190,16 +175,13 @@ class Store:
 
   def wait(self) -> None:
     """Waits until the last save is verified on disk, and prunes old steps.
-
-    Raises:
-      Unsaved: It could not be written, or differs from what was saved.
+    Raises Unsaved if it could not be written, or differs from what was saved.
     """
     finish, self._finish = self._finish, None
     if finish is not None:
       finish()
 
   def _verify(self, step: int, like: PyTree, extra: dict[str, Any]) -> None:
-    """Waits for a step, compares it with what was saved and deletes others."""
     with self._one_line_errors(step):
       manager = self._open()
       manager.wait_until_finished()
@@ -211,7 +193,6 @@ class Store:
     self._prune(step)
 
   def _prune(self, step: int) -> None:
-    """Deletes what is superfluous now that a step is good."""
     with self._one_line_errors(step):
       gone = list[int]()
       if processes.leads():
@@ -241,7 +222,6 @@ class Store:
       thread.join(_LEAVE_S)
 
   def _open(self) -> ocp.CheckpointManager:
-    """The manager; ValueError if the directory was removed during the run."""
     begun = self._manager is not None or self.good is not None
     needed = self._directory if begun else self._directory.parent
     if not needed.is_dir():
@@ -264,7 +244,6 @@ class Store:
 
   @contextlib.contextmanager
   def _one_line_errors(self, step: int) -> Iterator[None]:
-    """Turns errors inside into one line that names the last good step."""
     try:
       yield
     except Exception as e:  # from orbax, tensorstore, jax or the system
@@ -331,7 +310,6 @@ def superfluous(
   scores: Mapping[int, float | None], *, newest: int, every: int
 ) -> list[int]:
   """The steps to delete, ascending.
-
   The `newest` steps stay, multiples of `every` (0: none), and the best: the
   earliest with the highest score.
   """
@@ -352,11 +330,9 @@ def read_step(
 ) -> tuple[PyTree, dict[str, Any]]:
   """Arrays like these and run state of a step of this run, verified.
 
-  Raises:
-    Unusable: It holds other arrays.
-    Unreachable: One of several processes cannot read it.
-    Exception: It is damaged or cannot be read; `intact.unreachable` tells them
-      apart.
+  Raises Unusable if it holds other arrays, Unreachable if one of several
+  processes cannot read it, and an Exception of any kind if it is damaged or
+  cannot be read; `intact.unreachable` tells them apart.
   """
   extra = _record(where, run)
   # Before restoring, because orbax silently casts to the wanted dtype.
@@ -451,20 +427,11 @@ def read_params(
   like: PyTree,
   run: str | None = None,
 ) -> tuple[int, PyTree]:
-  """Only the parameters of a step, verified.
+  """A step, the newest if it is None, and its parameters alone, verified.
 
-  Args:
-    directory: Checkpoints of a run; nothing in it is changed.
-    step: The step; None takes the newest.
-    like: Shapes and shardings of the parameters.
-    run: Identity of the run that must have written it; None accepts any.
-
-  Returns:
-    The step and its parameters.
-
-  Raises:
-    Unusable: There is no such step, it is damaged, or it belongs to another
-      policy or run.
+  `like` has their shapes and shardings, `run` is the identity of the run that
+  must have written them; None accepts any. Nothing is changed. Raises Unusable
+  if there is no such step, it is damaged, or of another policy or run.
   """
   directory = pathlib.Path(directory).absolute()
   step = _find(directory, step)

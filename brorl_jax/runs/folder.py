@@ -112,12 +112,9 @@ def check(
 ) -> dict[str, Any]:
   """Refuses a folder that this run may not use; writes nothing.
 
-  Returns:
-    Fields whose values differ from the run's, with their new values.
-
-  Raises:
-    UserError: The folder cannot be written, belongs to another mode or program,
-      or to a run with another config.
+  Returns the fields whose values differ from the run's, with their new values.
+  Raises UserError if the folder cannot be written, or belongs to another mode,
+  another program or a run with another config.
   """
   if not files(workdir):
     return {}
@@ -166,7 +163,6 @@ def files(workdir: pathlib.Path) -> set[str]:
 
 
 def _read(workdir: pathlib.Path) -> dict[str, Any]:
-  """The contents of config.json; raises UserError if no run wrote it."""
   path = workdir / "config.json"
   try:
     record = json.loads(path.read_text())
@@ -228,7 +224,6 @@ def next_aside(workdir: pathlib.Path) -> pathlib.Path:
 
 def identity(values: Mapping[str, Any], data: Any) -> str:
   """Identity of a run: a hash of its data and of the fields that stay fixed.
-
   Two runs of the same config produce the same numbers and count as one.
   """
   fields = config.flat(_as_json(values))
@@ -296,7 +291,6 @@ def here() -> dict[str, Any]:
 
 
 def _processor() -> str:
-  """The name of this machine's processor."""
   found = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
   named = [x for x in found if x.startswith(("model name", "CPU part"))]
   return named[0].partition(":")[2].strip() if named else platform.processor()

@@ -46,10 +46,8 @@ def digest(
   """A hash of each array, by path: its SHA-256.
 
   Of an array that is spread over processes, none of which has all of it, a sum
-  over its elements instead (`_sum`). Every process must call this.
-
-  Args:
-    saved: Digests to compare with; each array then gets the same kind.
+  over its elements instead (`_sum`). With the digests that were `saved` each
+  array gets a digest of the same kind. Every process must call this.
   """
   out = {}
   for path, leaf in leaves(state):
@@ -67,7 +65,6 @@ def digest(
 
 def _sum(array: jax.Array) -> str:
   """The sum of `_part` over the shards of all processes, one copy of each.
-
   Every copy has the same sum, or the text says that they differ.
   """
   own = [

@@ -33,10 +33,8 @@ class JsonLines:
   ):
     """Opens the file, or makes it, and drops lines of steps past `after`.
 
-    Args:
-      warn: Called with one line for each unreadable line, which is dropped.
-        Without it, the first unreadable line raises `Damaged`.
-      keep: Whether a line is kept whatever its step.
+    An unreadable line is dropped and `warn` called with one line; without
+    `warn` it raises `Damaged`. A line that `keep` accepts stays.
     """
     self._path = path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +96,6 @@ def _sync_folder(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-  """Adds the name of the file to system errors."""
   try:
     yield
   except OSError as e:
@@ -144,7 +141,6 @@ def is_number(x: Any) -> bool:
 def _read(
   path: str | pathlib.Path, check: Check
 ) -> Iterator[dict[str, Any] | Damaged]:
-  """The object of each line, or what is wrong with it."""
   with pathlib.Path(path).open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.endswith(b"\n"):  # cut: every whole line ends with it
@@ -189,12 +185,8 @@ def covered(
 ) -> Covered:
   """Reads the files of a run and changes nothing.
 
-  Args:
-    starts: The config of each start, the newest first.
-
-  Raises:
-    Damaged: A line is unreadable, missing or another one, and later lines
-      exist.
+  `starts` has the config of each start, the newest first. Raises Damaged if a
+  line is unreadable, missing or another one, and later lines exist.
   """
   evaluations, count, path = {}, 0, workdir / "metrics.jsonl"
   records = Counter(x["step"] for x in _whole(workdir / "eval/records.jsonl"))
@@ -216,7 +208,6 @@ def _whole(
   path: pathlib.Path, check: Check = has_step
 ) -> Iterator[dict[str, Any]]:
   """Lines up to the end, which a power loss may have cut; none without a file.
-
   An unreadable line that is followed by a readable one raises `Damaged`.
   """
   bad = None
@@ -230,7 +221,6 @@ def _whole(
 
 
 def _has_size(line: Any) -> None:
-  """Raises ValueError if it does not say how many records there are."""
   has_step(line)
   try:
     _size(line)

@@ -146,10 +146,7 @@ def group_metrics(
   rollout_s: float,
 ) -> dict[str, float | None]:
   """Metrics of all rollouts of a step; rewards exclude invalid verdicts.
-
-  Args:
-    informative: The groups that dynamic sampling kept.
-    rollout_s: Seconds of sampling.
+  Dynamic sampling kept the `informative` groups; sampling took `rollout_s`.
   """
   length, drawn = rollouts.mask.sum(axis=2), rollouts.drawn
   reward, judged_prompts = scores.reward, scores.valid.any(axis=1)

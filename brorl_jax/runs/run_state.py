@@ -26,9 +26,7 @@ _MEMORY = 0.9  # of the moving average of rewards, per step
 
 def from_json(saved: Mapping[str, Any]) -> RunState:
   """The result of `RunState.to_json` after JSON.
-
-  Raises:
-    Damaged: Another version of the program saved it.
+  Raises Damaged if another version of the program saved it.
   """
   known = {field.name for field in dataclasses.fields(RunState)}
   if odd := sorted(saved.keys() ^ known):
@@ -69,13 +67,9 @@ def evaluated(progress: RunState, score: float) -> RunState:
 def reset_reason(progress: RunState, *, every: int, stalled: int) -> str | None:
   """The reason to make the policy the reference now, or None.
 
-  Args:
-    progress: After the step and its evaluation.
-    every: Steps between resets; 0: off.
-    stalled: Reset after this many evaluations without a better score; 0: off.
-
-  References:
-    ProRL v2: every 200 to 500 steps, or when validation stalls.
+  After an evaluation: `every` steps have passed (0: off), or `stalled`
+  evaluations had no better score (0: off). ProRL v2 resets every 200 to 500
+  steps, or when validation stalls.
   """
   if every and progress.since_reset >= every:
     return f"{progress.since_reset} steps"
@@ -94,11 +88,8 @@ def was_reset(progress: RunState) -> RunState:
 def learned(
   progress: RunState, norms: tuple[float, ...], *, bad: bool
 ) -> RunState:
-  """After the updates of a step.
-
-  Args:
-    norms: Of the gradients that were applied.
-    bad: Whether the step was starved or skipped an update.
+  """After the updates of a step, with the norms of the gradients applied.
+  `bad`: whether the step was starved or skipped an update.
   """
   return dataclasses.replace(
     progress,
@@ -112,9 +103,7 @@ def most_norm(deviations: float, norms: tuple[float, ...]) -> float:
 
     max(mean + deviations * std, 2 mean) over the last updates
 
-  Args:
-    deviations: Standard deviations; 0: nothing is a spike.
-    norms: Of the last updates that were applied; with fewer than 20 nothing is.
+  With 0 deviations, or fewer than 20 updates, nothing is a spike.
   """
   if not deviations or len(norms) < _FEW_NORMS:
     return math.inf
@@ -168,7 +157,6 @@ def watched(
 def _beyond(
   c: Guard, p: RunState, scalars: Mapping[str, float | None]
 ) -> Iterator[tuple[str, str, float, float]]:
-  """Guard, metric, value and bound of each number that is beyond its bound."""
   entropy = scalars.get(_ENTROPY)
   if c.entropy_low and entropy is not None and _ENTROPY in p.usual:
     least = c.entropy_low * p.usual[_ENTROPY][1]

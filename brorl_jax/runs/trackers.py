@@ -135,7 +135,6 @@ class Wandb:
 
 
 def _shown(value: float | str | np.ndarray) -> Any:
-  """A number, a histogram or a text, as wandb takes it."""
   import wandb
 
   if isinstance(value, str):
