@@ -60,7 +60,6 @@ def site(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture
 def brorl(site, tmp_path):
-  """The command in an empty folder."""
   flags = {"XLA_FLAGS": compiling.QUICK}
   environment = os.environ | flags | {"PYTHONPATH": str(site)}
 

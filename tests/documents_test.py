@@ -24,12 +24,10 @@ CONFIGS = ROOT / "configs" / "README.md"
 
 
 def prose(path: pathlib.Path) -> str:
-  """A document without its code blocks."""
   return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-  """Of its headings, as GitHub makes them."""
   headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
   return {
     re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -158,7 +156,6 @@ def glossary(heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-  """The folder of a run with one small step, on sums of a file."""
   folder = tmp_path_factory.mktemp("glossary") / "run"
   sums = [
     {"domain": "math", "prompt": f"{i} + 5?", "answer": f"{i + 5}"}

@@ -46,14 +46,11 @@ SMALL = {
 
 
 def export_to(run, out):
-  """Writes the policy of a run, or of one of its steps."""
   export.run(configured.config(checkpoint=str(run)).policy, out)
 
 
 @pytest.fixture(scope="module")
 def start():
-  """Starts the command on a work folder."""
-
   def start(workdir, *, mode="train", flags=(), before=(), **overrides):
     fields = {**SMALL, **overrides}
     command = [*before, sys.executable, "-m", "brorl_jax.main", *flags]
@@ -80,7 +77,6 @@ def start():
 
 @pytest.fixture(scope="module")
 def whole(start, tmp_path_factory):
-  """A run that nobody disturbed."""
   workdir = tmp_path_factory.mktemp("whole") / "run"
   process = start(workdir)
   out, err = process.communicate(timeout=240)
@@ -230,7 +226,6 @@ def group(responses, example, step):
 
 
 def odd_lines(path, count=40):
-  """Lines of columns that are none of ours."""
   rows = [
     {"question": f"{i} + {i}?", "level": i % 3, "who": ["a", i], "domain": 7}
     for i in range(count)

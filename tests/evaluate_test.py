@@ -69,7 +69,6 @@ class Table:
     return out
 
   def texts(self, rollouts):
-    """The tokens of a response, as digits."""
     return [
       ["".join(map(str, row[keep])) for row, keep in zip(*p, strict=True)]
       for p in zip(rollouts.tokens, rollouts.mask, strict=True)
@@ -209,7 +208,6 @@ def all_of(records):
 
 
 def test_summary_by_hand():
-  """Task a: pppp, pfff; task b: ffff; domain math, task m: ppff."""
   got = evaluate.summary(
     prompt("a/0", "pppp")
     + prompt("a/1", "pfff")

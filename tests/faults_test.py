@@ -40,7 +40,6 @@ FILES = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-  """Keeps compiled programs with those of the other tests."""
   with runs.Site(
     tmp_path_factory.mktemp("faults"),
     programs=pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),

@@ -80,7 +80,6 @@ EXAMPLES = {
 
 
 def entry_of(task: str) -> dict:
-  """The puzzle of a task."""
   question, metadata, answer, _ = EXAMPLES[task]
   metadata = {**metadata, "source_dataset": task}
   return {"question": question, "answer": answer, "metadata": metadata}

@@ -149,7 +149,6 @@ def test_names_are_as_short_as_they_can_be(folder):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-  """Data sets of a hub by name; what was asked of it."""
   import huggingface_hub
 
   asked = []

@@ -151,7 +151,6 @@ def test_a_stored_puzzle_that_may_be_drawn_is_refused():
 
 
 def shown(text, puzzle, **entry):
-  """A stored puzzle that shows a text of its own."""
   asked = ({"role": "user", "content": text},)
   return Example("p", "gym", "s", asked, {**puzzle.entry, **entry})
 

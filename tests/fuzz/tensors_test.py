@@ -23,7 +23,6 @@ _DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 @functools.cache
 def model():
-  """The files of a small model, by name."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder)
     huggingface.save(path, TINY, random_params(), dtype="float32")
@@ -44,7 +43,6 @@ def packed(header, body):
 
 
 def tensors(files):
-  """Every tensor of some files, as float32."""
   out = {}
   for data in (d for name, d in files.items() if name.endswith("tensors")):
     header, body = unpacked(data)
@@ -67,7 +65,6 @@ def slices(directory, files, stored, places, layers, mesh, dtype):
 
 
 def load_or_refuse(files):
-  """Loads the files of a directory; None if they are refused in one line."""
   with tempfile.TemporaryDirectory() as folder:
     inside = pathlib.Path(folder) / "model"
     for place in (inside, inside.parent / "other"):

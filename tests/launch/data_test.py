@@ -58,7 +58,6 @@ def written(path, rows):
 
 
 def converted(name, path, rows):
-  """What the command makes of rows, and what it counts, by reason."""
   records, dropped = prepare.convert(
     name, [written(path, rows)], domains=SIMPLE
   )

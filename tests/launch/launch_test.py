@@ -111,7 +111,6 @@ in_git = pytest.mark.skipif(
 
 
 def tpu(tmp_path, train: str, *flags, install: str = "0") -> tuple[int, list]:
-  """Exit status of the script, and the calls of gcloud."""
   program(tmp_path / "gcloud", GCLOUD)
   (tmp_path / "train").write_text(train)
   (tmp_path / "install").write_text(install)

@@ -74,7 +74,6 @@ def mode_of(command):
 
 
 def by_tier():
-  """Training and a second evaluation are slow."""
   for command in commands():
     long = mode_of(command) == "train" and "=DIR" not in command
     slow = long or "harder.py" in command
@@ -89,7 +88,6 @@ def test_documents_name_the_two_arms_and_the_warmup():
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-  """Runs the command; its status, standard output and errors."""
   make = lambda **_: meshes.over([jax.devices()[:1]], meshes.ONE)
 
   def of(*words):

@@ -41,7 +41,6 @@ FAMILIES = ("gcd", "count_primes", "spell_backward")
 
 
 def config(**changes):
-  """Three families of 4 held-out prompts x 4, in chunks of 4."""
   c = base.get_config()
   with c.unlocked():
     for name in [name for name in c.data.families if name not in FAMILIES]:
@@ -67,7 +66,6 @@ def run(workdir, **changes):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """The records of an evaluation that nobody disturbed."""
   with pytest.MonkeyPatch.context() as patch:
     one_device.__wrapped__(patch)
     workdir = tmp_path_factory.mktemp("whole") / "run"
@@ -89,7 +87,6 @@ def refused(workdir, **changes) -> str:
 
 
 def make_run(workdir, steps, **changes):
-  """The folder of a run with checkpoints that differ from each other."""
   c = config(**changes)
   files = dataset.file_digests(c.data.files) if c.data.files else {}
   return made.with_checkpoints(workdir, c, steps, files=files)
@@ -175,8 +172,6 @@ def test_one_prompt_is_enough_and_has_no_interval(tmp_path, capsys):
 
 
 def killed(workdir, monkeypatch, chunks):
-  """Stops a run of it after so many chunks."""
-
   class Killed(BaseException):
     pass
 
@@ -465,7 +460,6 @@ def test_a_step_is_evaluated_as_its_phase_samples(wired, sampled):
 def run_on(
   workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0, **more
 ):
-  """config.json of a run that was trained on files."""
   workdir.mkdir()
   for some in (*earlier, files):
     c = config(

@@ -30,7 +30,6 @@ def command(*args: str, code: str | None = None) -> subprocess.CompletedProcess:
 
 
 def message(done: subprocess.CompletedProcess) -> str:
-  """The one line of a refusal."""
   assert (done.returncode, done.stdout) == (2, ""), done.stderr
   (line,) = done.stderr.splitlines()
   assert line.startswith("error: ")

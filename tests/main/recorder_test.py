@@ -27,7 +27,6 @@ from brorl_jax.verdicts.base import Verdict
 
 
 def made(wired, workdir, *, changed=None, entries=None, **more):
-  """A record of a run without held-out prompts."""
   return Recorder(
     wired.run.config, workdir, wired.examples, [], lambda *_: None,
     changed or {}, entries or {}, **more,
@@ -35,7 +34,6 @@ def made(wired, workdir, *, changed=None, entries=None, **more):
 
 
 def measure(*_):
-  """The records of one held-out prompt, solved twice."""
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
   yield [one | {"sample": n, "answer": "8"} for n in range(2)]
@@ -152,7 +150,6 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
 
 
 def timeless(workdir):
-  """The events without their times, which each has."""
   every = metrics.read_lines(workdir / "events.jsonl")
   assert all(e.pop("time").endswith("Z") for e in every)
   return every

@@ -111,7 +111,6 @@ def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
 
 
 def told(path, **entries):
-  """A run whose config.json has other entries."""
   run = made.run(path)
   about = json.loads((run / "config.json").read_text()) | entries
   (run / "config.json").write_text(json.dumps(about))

@@ -38,7 +38,6 @@ def policy():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run with checkpoints 1 and 3, which asked for boxes."""
   c = configured.config(
     max_new_tokens=5, **{"data.domains.math.instruction": "Box it."}
   )
@@ -169,7 +168,6 @@ def test_a_response_is_cut_at_the_limit(policy):
 
 
 def with_memory(text, memory_bytes):
-  """The same policy on devices of this size."""
   target = dataclasses.replace(text.policy.target, memory_bytes=memory_bytes)
   policy = dataclasses.replace(text.policy, target=target)
   return dataclasses.replace(text, policy=policy)
@@ -311,7 +309,6 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def talk(capsys):
-  """Runs the mode with flags, and returns what it prints."""
   usual = dict(prompt=[], prompts=None, n=1, temperature=1.0)
   usual["max_new_tokens"] = None
 
@@ -327,7 +324,6 @@ def lines(text):
 
 
 def canned(monkeypatch, *answers, cut=False):
-  """Every prompt is answered by these."""
   made_of = lambda text: Response(text, [5, 2], -1.5, cut)
   monkeypatch.setattr(
     TextPolicy,

@@ -30,7 +30,6 @@ def config(**changes):
 
 
 def training(**changes):
-  """The same, of which a run could be made."""
   return settings.training(
     configured.changed(base.get_config(), **BASE | changes)
   )

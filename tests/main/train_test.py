@@ -81,8 +81,6 @@ def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
 
 @pytest.fixture
 def refuses(failed, tmp_path):
-  """The line in which a run with other fields is refused."""
-
   def line(**fields) -> str:
     said = failed(
       "--config=configs/smoke.py",
@@ -261,7 +259,6 @@ POLICY = Policy(
 
 
 def sums(count):
-  """Lines that ask for a sum, and say it."""
   every = [(a, b) for a in range(20) for b in range(20)]
   some = np.random.default_rng(0).permutation(len(every))[:count]
   return [
@@ -272,7 +269,6 @@ def sums(count):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-  """A random model, with a tokenizer and a chat template."""
   path = tmp_path_factory.mktemp("models") / "mine"
   params = POLICY.init(jax.random.key(0))
   huggingface.save(path, POLICY, params, source=huggingface.ASSETS)

@@ -96,8 +96,6 @@ def test_a_row_in_several_processes_is_refused(axes, processes, why):
 
 
 class Device(types.SimpleNamespace):
-  """A device that is not here."""
-
   __hash__ = object.__hash__
 
 
@@ -114,7 +112,6 @@ def test_the_part_of_a_process_is_a_block_of_the_mesh():
 
 
 def chips(slices, hosts, each):
-  """TPUs that are not here, by host."""
   return [
     [
       Device(

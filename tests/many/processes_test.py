@@ -69,7 +69,6 @@ processes.gather(None)  # in vain
 
 
 def two(what: str) -> tuple[list[int], list[str]]:
-  """Exit statuses, and what both wrote to standard error."""
   port = launchers.free_port()
   started = [
     subprocess.Popen(

@@ -236,7 +236,6 @@ BLIND = (0, 0, 3)  # a query that sees nothing
 
 
 def draws(masks, *, P=2, R=3, Q=10, H=6, G=2, K=5, S=7, seed=0):
-  """Queries, a prefix and own keys."""
   rng = np.random.default_rng(seed)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   see = np.tril(rng.random((P, R, Q, Q)) < 0.6)

@@ -45,7 +45,6 @@ def draw(*, P=2, M=3, Q=10, H=6, G=2, K=8, S=7, how="left", own="all"):
 
 
 def plain(q, sides, real, masks, softcap=0.0):
-  """By arrays of scores."""
   shared, own = sides
   return attention.attend(
     q,
@@ -77,7 +76,6 @@ def kernels(monkeypatch):
 
 
 def compare(form, other, arrays, rows, atol):
-  """Outputs and slopes of real tokens are equal."""
   q, sides, real, masks = arrays
   slope = np.random.default_rng(1).normal(size=q.shape) * rows
   found = []

@@ -309,7 +309,6 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
 
 
 def asked(P, R, T=6, S=5):
-  """Prompts of different lengths and responses for `response_logp`."""
   rng = np.random.default_rng(0)
   tokens = lambda *shape: rng.integers(1, TINY.vocab, shape).astype(np.int32)
   mask = np.arange(S) >= rng.integers(0, S, (P, 1))

@@ -44,7 +44,6 @@ def abstract(policy=POLICY):
 
 
 def named(tree):
-  """Path of each leaf to the leaf."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   path = lambda keys: jax.tree_util.keystr(keys, simple=True, separator="/")
   return {path(keys): leaf for keys, leaf in leaves}

@@ -33,7 +33,6 @@ LONG = pytest.mark.timeout(1800)
 
 
 def plan(topology: str, *words: str) -> dict:
-  """The line of JSON of a command."""
   paths = [str(ROOT), ASIDE, os.environ.get("PYTHONPATH", "")]
   # What conftest.py tells the tests' own jax is not for this one.
   env = {"XLA_FLAGS": "", "JAX_PLATFORMS": ""}

@@ -214,7 +214,6 @@ def test_processes_divide_evaluations(each, want):
 
 
 def plan_of(c):
-  """Prints the plan of a config."""
   plan_command.run(plan_command.resolved(c))
 
 

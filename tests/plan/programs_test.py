@@ -58,7 +58,6 @@ def unchecked():
 
 @pytest.fixture(scope="module")
 def found(unchecked):
-  """A run of TINY, and its programs by name."""
   run = made.run()
   every = every_program(run, lambda lowered: lowered.compile())
   return run, {p.name: p for p in every}
@@ -254,8 +253,6 @@ def test_every_program_is_compiled_once(monkeypatch):
 
 @pytest.fixture
 def show(monkeypatch, capsys):
-  """What is printed of programs that were compiled."""
-
   def printed(*some, job=None):
     monkeypatch.setattr(programs, "compile_all", lambda *_: [])
     monkeypatch.setattr(programs, "needs", lambda *_: [*some])

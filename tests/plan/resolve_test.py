@@ -39,12 +39,10 @@ def auto(**fields):
 
 
 def described(at: Target) -> Machine:
-  """One device that is not here."""
   return Machine(ONE, at)
 
 
 def sizes_of(this):
-  """What follows from the machine."""
   return [(p.config, p.layout, p.memory, p.objective) for p in this.phases]
 
 
@@ -52,7 +50,6 @@ def sizes_of(this):
 
 
 def functions_of(**fields):
-  """The functions of the first phase of a config."""
   return resolve.phase_functions(0, configured.config(**fields).phases[0])
 
 
@@ -471,7 +468,6 @@ def test_a_machine_decides_for_a_new_run(machine, dtype):
 
 @pytest.fixture
 def trains(monkeypatch, tmp_path):
-  """Starts a run that only writes its config, on some machine; the dtype."""
   workdir = tmp_path / "run"
 
   def hold(this, workdir, parts, changed, *_):
@@ -514,8 +510,6 @@ def test_a_run_goes_on_in_its_dtype_on_another_machine(trains):
 
 @pytest.fixture
 def evaluates(tmp_path):
-  """The dtype in which a command evaluates."""
-
   def dtype(**fields):
     this = resolve.evaluation(
       auto(**fields), one_step.machine(), tmp_path / "evaluation"

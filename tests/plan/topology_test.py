@@ -19,7 +19,6 @@ from brorl_jax.plan.topology import CHIPS, Name
 
 @pytest.fixture
 def told(monkeypatch):
-  """What jax is told: field -> value."""
   fields = {}
   monkeypatch.setattr(jax.config, "update", fields.__setitem__)
   return fields

@@ -27,7 +27,6 @@ def metric_lines(count, **more):
 
 
 def responses(records, text):
-  """Gives the first sample of each prompt its text."""
   for r in records:
     if r["sample"] == 0:
       r |= {"prompt": f"Is {r['id']} right?", "response": f"{text} {r['id']}"}
@@ -36,7 +35,6 @@ def responses(records, text):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-  """A report of two runs and an evaluation, with names to be careful with."""
   folder = tmp_path_factory.mktemp("runs")
   make = lambda name, **more: made.run(folder / name, prompts=PROMPTS, **more)
   a = make("a", passes=PASSES, lines=metric_lines(3))

@@ -379,7 +379,6 @@ def test_gspo_counts_sequences():
 
 
 def squared(logp, logp_old, advantage, mask):
-  """Of tokens."""
   return (logp - logp_old - advantage[:, None]) ** 2
 
 

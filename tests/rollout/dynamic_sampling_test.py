@@ -239,7 +239,6 @@ def test_where_the_time_went():
 
 
 def rewarded(reward, drawn=None):
-  """Groups with these rewards, where there are rollouts."""
   some = prompts(range(len(reward)))
   drawn = np.ones(reward.shape, bool) if drawn is None else drawn
   zeros = np.zeros((*reward.shape, 1), np.float32)

@@ -29,7 +29,6 @@ from brorl_jax.types import Prompts
 
 
 def both(prompts, n, T, *, policy=None, params=RECALL, mesh=None, **cut):
-  """Rollouts of shared rows, and of slots."""
   how = dict(n=n, max_new_tokens=T, sampling=SamplingParams(**cut), mesh=mesh)
   one = spec(policy or Recall(), **how)
   alone = dataclasses.replace(one, mesh=None)

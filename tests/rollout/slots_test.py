@@ -92,7 +92,6 @@ SHORTEST = jax.jit(slots.shortest_row)
 
 
 def made(held, free, most):
-  """Rows that hold so many blocks, of a pool with so many free ones."""
   count, table = sum(held), np.zeros((len(held), most), np.int32)
   ids = iter(range(count))
   for row, n in zip(table, held, strict=True):

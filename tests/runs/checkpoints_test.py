@@ -53,8 +53,6 @@ def bits(tree) -> list[tuple[str, bytes]]:
 
 
 class Run:
-  """A directory of checkpoints as successive processes see it."""
-
   def __init__(self, root: pathlib.Path, keep: int = 3):
     self.root, self.keep, self.said = root, keep, []
 
@@ -545,7 +543,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(
 
 
 def scored(run, scores, **how):
-  """Saves steps with their scores."""
   store = checkpoints.Store(run.folder, keep=run.keep, run="mine", **how)
   for step, score in scores.items():
     store.save(step, state_of(step), run_state_of(step), score)
@@ -646,7 +643,6 @@ def test_what_stays(scores, newest, every):
 
 @pytest.fixture
 def saved(tmp_path):
-  """Steps 0, 3, 6, 9."""
   saved = tmp_path / "run"
   for step in (0, 3, 6, 9):
     save(saved, step)
@@ -658,7 +654,6 @@ def saved(tmp_path):
 
 
 def go_back(saved, step):
-  """The folder of the later steps."""
   said, where = [], saved / "checkpoints"
   store = checkpoints.Store(where, keep=9, run="mine", warn=said.append)
   later = [s for s in checkpoints.steps(where) if step is not None and s > step]

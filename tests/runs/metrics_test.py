@@ -15,7 +15,6 @@ from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
 
 def events(workdir):
-  """The events of a TensorBoard folder, parsed record by record."""
   for file in sorted(workdir.glob("events.out.tfevents.*")):
     data = file.read_bytes()
     at = 0

@@ -53,8 +53,6 @@ def measure(step, params, heldout):
 
 
 class One(Examples):
-  """One example, whatever is drawn."""
-
   def __init__(self):
     self.log_lines = ["examples"]
 
@@ -71,14 +69,11 @@ class One(Examples):
 
 @functools.cache
 def resolved():
-  """The run of the config, on the devices of the tests."""
   c = config()
   return resolve.resolve(c, resolve.here(c.devices))
 
 
 class Run:
-  """Starts of one command, as successive processes make them."""
-
   def __init__(self, patch, workdir):
     self.patch, self.dir, self.stages = patch, workdir, bandit()
     self.closed, self.measure = 0, measure
@@ -130,7 +125,6 @@ class Run:
     return str(e.value)
 
   def lines(self, name):
-    """Lines without what is measured in seconds or bytes."""
     timed = ("time", "score/", "memory/", "rollout/", "seconds")
     return [
       {k: v for k, v in line.items() if not k.startswith(timed)}
@@ -138,7 +132,6 @@ class Run:
     ]
 
   def all(self):
-    """Every line of training, and its last step."""
     said = {name: self.lines(name) for name in EVERY}
     said["events.jsonl"] = [
       e for e in said["events.jsonl"] if e["event"] not in events.OF_PROCESS
@@ -146,7 +139,6 @@ class Run:
     return said, self.record(self.steps()[-1])
 
   def told(self, event):
-    """Step and reason of the events of one kind."""
     every = self.lines("events.jsonl")
     return [(e["step"], e.get("why")) for e in every if e["event"] == event]
 
@@ -171,7 +163,6 @@ def tree(workdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """A run that nobody disturbed."""
   with pytest.MonkeyPatch.context() as patch:
     run = Run(patch, tmp_path_factory.mktemp("whole") / "run")
     run.start()
@@ -180,13 +171,11 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def new(monkeypatch, tmp_path):
-  """One that has not begun."""
   return Run(monkeypatch, tmp_path / "run")
 
 
 @pytest.fixture
 def run(whole, monkeypatch, tmp_path):
-  """A copy of it."""
   shutil.copytree(whole.dir, tmp_path / "run")
   return Run(monkeypatch, tmp_path / "run")
 
@@ -573,8 +562,6 @@ PLACES = (*sorted(EVERY), "config.json", "checkpoints")
 
 
 class Failing:
-  """A file that can be written in part, and then not any more."""
-
   def __init__(self, file):
     self._file = file
 
@@ -686,7 +673,6 @@ def test_only_a_step_that_was_evaluated_has_a_score(whole):
 
 @pytest.fixture
 def long(whole, monkeypatch, tmp_path):
-  """The undisturbed run with all of its steps."""
   run = Run(monkeypatch, tmp_path / "long")
   run.start(keep_checkpoints=99)
   return run
@@ -738,7 +724,6 @@ def test_an_end_by_an_error_is_an_event(new):
 
 
 def told_by(tmp_path):
-  """A command that keeps the events it gets, and what it got so far."""
   script, out = tmp_path / "tell", tmp_path / "told.jsonl"
   script.write_text(f'#!/bin/sh\ncat >> "{out}"\n')
   script.chmod(0o755)

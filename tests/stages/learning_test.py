@@ -24,7 +24,6 @@ from brorl_jax.types import RunState, Updated
 
 
 def updating(**changes):
-  """A run of the small config with other values, and its updates."""
   this = resolved(**changes)
   return this, functools.partial(learning.update_policy, this, this.phases[0])
 

@@ -87,8 +87,6 @@ def test_answers_are_numbered_by_what_verifiers_read(scorer):
 
 
 class Fake:
-  """In the place of the pool: says what it is told, and what it was asked."""
-
   def __init__(self, verdict):
     self._verdict, self.jobs = verdict, []
 

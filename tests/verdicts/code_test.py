@@ -194,8 +194,6 @@ def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
 
 
 class Counted:
-  """A jail, with what it was given and what that took."""
-
   def __init__(self, jail):
     self.jail, self.jobs = jail, []
 
@@ -567,8 +565,6 @@ os._exit(0)
 
 
 class Recorder:
-  """A jail that runs nothing and shows what it was given."""
-
   def __init__(self, frames=(), reason=""):
     self.frames, self.reason, self.texts = frames, reason, []
 

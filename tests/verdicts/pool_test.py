@@ -22,7 +22,6 @@ def jailed() -> Jail:
 
 
 def right(response, entry, jail):
-  """Passes the entry's gold."""
   ok = response == entry["gold"]
   return Verdict(*(("pass", 1.0, "") if ok else ("fail", 0.0, "no")), response)
 

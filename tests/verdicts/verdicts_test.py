@@ -91,7 +91,6 @@ OUTSIDE = [
 
 
 def names_a_domain(source):
-  """Lines that hold the name of a domain, or import one."""
   names = {*DOMAINS, OWN.name}
   folders = {f"brorl_jax.verdicts.{name}" for name in DOMAINS}
   for node in ast.walk(ast.parse(source)):

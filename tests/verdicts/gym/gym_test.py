@@ -69,7 +69,6 @@ def held_out(family, question):
 
 @pytest.fixture(scope="module")
 def drawn():
-  """Four training puzzles of every allowed task."""
   return {
     family.name: [puzzle(family, "train", i, seed=0) for i in range(4)]
     for family in EVERY
@@ -213,8 +212,6 @@ def test_the_answer_and_nothing_else(name, oracle, metadata, right, wrong):
 
 
 class Fake:
-  """A jail with one answer."""
-
   def __init__(self, says):
     self.says, self.asked = says, []
 

@@ -18,8 +18,6 @@ LINES = [json.loads(line) for line in CORPUS.read_text().splitlines()]
 
 
 class Near:
-  """The judge in this process, counting."""
-
   def __init__(self):
     self.asked = []
 

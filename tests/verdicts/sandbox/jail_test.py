@@ -127,7 +127,6 @@ def fresh(monkeypatch):
 
 
 def only_bwrap(tmp_path, monkeypatch, script):
-  """A PATH with nothing else in it, or nothing at all."""
   tmp_path.chmod(0o755)
   for parent in tmp_path.parents[:3]:  # of a worker of xdist, too
     if parent != parent.parent and os.access(parent, os.W_OK):

@@ -49,7 +49,6 @@ def children(parent: int) -> list[int]:
 
 
 def only(pids: list[int], *, children_of: int) -> bool:
-  """Whether these are all that is left in some seconds."""
   for _ in range(500):
     if children(children_of) == pids:
       return True

@@ -117,7 +117,6 @@ def run_calls(jail, program, times=1, **limits):
 
 
 def answers(jail):
-  """Whether an honest program has its result."""
   return payloads(run_calls(jail, HONEST)) == [b"2"]
 
 
