@@ -276,9 +276,7 @@ def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
 
 
 @pytest.mark.parametrize("module", [rollout, update])
-def test_what_needs_an_accelerator_is_refused_without(
-  module, capsys, monkeypatch
-):
+def test_what_needs_an_accelerator_is_refused(module, capsys, monkeypatch):
   monkeypatch.setattr(sys, "argv", ["x", "--workload=w4", "--n=1"])
   with pytest.raises(SystemExit, match="2"):
     module.main()

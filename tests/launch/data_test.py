@@ -280,9 +280,7 @@ def test_the_command_writes_what_read_takes(tmp_path, capsys):
     (["a.json", "--output=o.jsonl"], "nothing ... a.json"),
   ],
 )
-def test_refusals_leave_nothing_behind(
-  tmp_path, monkeypatch, capsys, args, said
-):
+def test_refusals_leave_nothing(tmp_path, monkeypatch, capsys, args, said):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "a.json").write_text('[{"question": "3 + 5?"}]')
   (tmp_path / "bad.json").write_text('[{"problem": ')

@@ -220,9 +220,7 @@ def test_a_killed_evaluation_ends_as_if_it_had_not_been(
   assert same[0] == same[1]
 
 
-def test_a_folder_that_goes_is_a_fault_of_the_storage(
-  whole, tmp_path, monkeypatch
-):
+def test_a_folder_that_goes_is_a_storage_fault(whole, tmp_path, monkeypatch):
   workdir = tmp_path / "run"
   calls, rollouts = itertools.count(), prefixes.rollouts
 
@@ -414,9 +412,7 @@ def sampled(monkeypatch):
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_a_prompt_draws_by_its_number_with_the_key_of_step_0(
-  wired, sampled, first
-):
+def test_a_prompt_draws_by_number_with_the_key_of_step_0(wired, sampled, first):
   this, examples, scorer, *_ = wired
   c, how = this.config, this.phases[0].memory.heldout
   load = dataclasses.replace(how.load, prompts=5)

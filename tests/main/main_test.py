@@ -118,9 +118,7 @@ def get_config():
     ("", "get_config"),
   ],
 )
-def test_a_config_file_that_does_not_run_is_one_line(
-  tmp_path, refused, text, line
-):
+def test_a_config_file_that_fails_is_one_line(tmp_path, refused, text, line):
   file = tmp_path / "a folder" / "c.py"
   file.parent.mkdir()
   file.write_text(text)
@@ -150,9 +148,7 @@ def test_overrides_are_typed_and_reach_the_run(arrived):
 
 
 @pytest.mark.parametrize("name", ["n16", "configs/n16.py"])
-def test_configs_of_the_package_run_from_anywhere(
-  arrived, tmp_path, monkeypatch, name
-):
+def test_a_packaged_config_runs_anywhere(arrived, tmp_path, monkeypatch, name):
   """By their names, and by the paths that they have in the repository."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("HOME", "/home/me")

@@ -12,12 +12,7 @@ from messages import mentions
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main.recorder import (
-  Recorder,
-  pair,
-  records_of_step,
-  samples,
-)
+from brorl_jax.main.recorder import Recorder, pair, records_of_step, samples
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -229,9 +224,7 @@ def test_few_cores_are_told_at_most_once_in_ten_steps(wired, tmp_path):
 
 
 @pytest.mark.parametrize("step, done", [(1, -1), (3, 2), (4, 2), (9, 2)])
-def test_the_trace_of_a_step_is_written(
-  wired, tmp_path, monkeypatch, step, done
-):
+def test_a_trace_of_a_step_is_written(wired, tmp_path, monkeypatch, step, done):
   calls, traced = [], []
   tell = lambda what: lambda *_: calls.append((what, recorder._last))
   monkeypatch.setattr(jax.profiler, "start_trace", tell("begin"))
@@ -329,9 +322,7 @@ def test_why_a_run_ends_is_recorded_and_told(
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
-def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
-  wired, tmp_path
-):
+def test_an_end_within_a_step_is_recorded_once_files_are_open(wired, tmp_path):
   told = []
   lines_of(tmp_path, 2)
   recorder = made(wired, tmp_path, notify=told.append)
@@ -349,9 +340,7 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
-def test_a_warning_is_told_and_a_full_disk_ends_nothing(
-  wired, tmp_path, monkeypatch
-):
+def test_a_warning_or_a_full_disk_ends_nothing(wired, tmp_path, monkeypatch):
   told = []
   recorder = start_at(wired, tmp_path, 2, notify=told.append)
   recorder.warn("the disk is slow")

@@ -89,9 +89,7 @@ THREE = {
     3,
   ),
 )
-def test_runs_that_were_measured_otherwise_are_refused(
-  tmp_path, changes, difference
-):
+def test_runs_measured_otherwise_are_refused(tmp_path, changes, difference):
   a = made.run(tmp_path / "a")
   b = made.run(tmp_path / "b", **changes)
   assert mentions(refusal(a, b), f"{difference}")
@@ -127,9 +125,7 @@ def told(path, **entries):
     ),
   ],
 )
-def test_other_puzzles_and_chat_templates_are_refused(
-  tmp_path, entries, difference
-):
+def test_other_puzzles_and_templates_are_refused(tmp_path, entries, difference):
   a, b = made.run(tmp_path / "a"), told(tmp_path / "b", **entries)
   assert mentions(refusal(a, b), difference)
 

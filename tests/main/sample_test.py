@@ -228,9 +228,7 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
     ({"role": "user", "content": SHORT}, {}, "use [message]"),
   ],
 )
-def test_what_cannot_be_answered_is_refused_in_a_line(
-  policy, prompt, how, message
-):
+def test_what_cannot_be_answered_is_refused(policy, prompt, how, message):
   with compilations() as seen, pytest.raises(ValueError) as e:
     policy.sample(prompt, **how)
   assert mentions(str(e.value), message) and "\n" not in str(e.value)
@@ -291,9 +289,7 @@ def test_parameters_may_be_of_half_the_size(run):
     ("{run}", 2, "checkpoint 2 ... 1, 3"),
   ],
 )
-def test_what_is_no_policy_is_refused_in_a_line(
-  run, tmp_path, where, step, message
-):
+def test_what_is_no_policy_is_refused(run, tmp_path, where, step, message):
   with pytest.raises(ValueError) as e:
     bj.load(where.format(tmp=tmp_path, run=run), step=step)
   assert mentions(str(e.value), message) and "\n" not in str(e.value)
@@ -425,9 +421,7 @@ def test_a_file_is_read_as_the_run_read_its_own(
 # ----------------------------------------------------------------- a terminal
 
 
-def test_on_a_terminal_several_responses_are_numbered(
-  talk, run, tmp_path, monkeypatch
-):
+def test_on_a_terminal_responses_are_numbered(talk, run, tmp_path, monkeypatch):
   path = tmp_path / "sums.jsonl"
   path.write_text(
     '{"id": "a", "domain": "math", "prompt": "1 + 1?", "answer": "2"}\n'

@@ -174,9 +174,7 @@ def test_processes_agree_with_any_signal(monkeypatch):
 
 
 @pytest.mark.parametrize("sees", [True, False])
-def test_a_folder_that_a_process_does_not_see_is_refused(
-  sees, monkeypatch, tmp_path
-):
+def test_a_folder_that_some_do_not_see_is_refused(sees, monkeypatch, tmp_path):
   """Process 1 of 2; process 0 writes here, or in another folder."""
   monkeypatch.setattr(train, "_SEEN_S", 0.3)
   monkeypatch.setattr(processes, "alone", lambda: False)
@@ -208,9 +206,7 @@ def test_the_first_process_clears_what_it_wrote(monkeypatch, tmp_path):
   assert not [*tmp_path.iterdir()]
 
 
-def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
-  monkeypatch, tmp_path
-):
+def test_an_error_in_one_of_many_closes_nothing_shared(monkeypatch, tmp_path):
   called = []
   for name in ("close", "leave"):
     note = lambda _, name=name: called.append(name)

@@ -313,9 +313,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("config, changes, message", REFUSED)
-def test_refuses_a_config_by_field_and_value(
-  tmp_path, config, changes, message
-):
+def test_refuses_configs_by_field_and_value(tmp_path, config, changes, message):
   refused(written(tmp_path, but(config, **changes)), message)
 
 

@@ -144,9 +144,7 @@ def test_llama3_frequencies_in_their_three_regimes():
     (2_000_000, True, [1] * 8),
   ],
 )
-def test_yarn_leaves_fast_pairs_stretches_slow_ones_and_mixes_between(
-  trained, truncate, left
-):
+def test_yarn_leaves_fast_pairs_and_stretches_slow(trained, truncate, left):
   rope = Rope(256.0, "yarn", 4.0, trained, truncate=truncate)
   plain = 2.0 ** -np.arange(8)
   left = np.asarray(left)

@@ -99,9 +99,7 @@ def counted(real, q):
   "how, own",
   [("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))],
 )
-def test_rows_as_sequences_are_the_softmax_over_both_kinds_of_keys(
-  how, own, kernels
-):
+def test_rows_as_sequences_are_the_softmax_over_both_kinds(how, own, kernels):
   arrays = draw(how=how, own=own)
   rows = counted(arrays[2], arrays[0])
   compare(fused, plain, arrays, rows, 2e-5)

@@ -71,9 +71,7 @@ ONE += ("--config.theory.prompts=0",)
     pytest.param("v5p:2x2x2", FAST, 1, marks=[TPU, pytest.mark.slow]),
   ],
 )
-def test_the_papers_run_fits_machines_that_are_not_here(
-  topology, words, copies
-):
+def test_the_papers_run_fits_machines_not_here(topology, words, copies):
   read = plan(topology, *PLAN, *words)
   assert (read["topology"], read["devices"]) == (topology, 8)
   assert read["fits"] is True

@@ -239,9 +239,7 @@ def test_a_given_number_stays():
     ),
   ],
 )
-def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
-  tight, given, nearest
-):
+def test_what_does_not_fit_is_refused_with_the_nearest(tight, given, nearest):
   tight = least(needed(**tight))
   with pytest.raises(memory.TooLarge) as e:
     fit(tight, **given)
@@ -380,9 +378,7 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
     2,
   ),
 )
-def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(
-  policy, sizes, top_p
-):
+def test_a_plan_is_never_below_seldom_above_xlas_needs(policy, sizes, top_p):
   n, P, S, T, slots, lanes = sizes
   state, needed = needs(policy, *sizes, SamplingParams(top_p=top_p))
   one = load(

@@ -90,8 +90,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize(
-  "preset, name",
-  tiers.some(itertools.product(["1p5b", "8b"], MACHINES), 2, 4),
+  "preset, name", tiers.some(itertools.product(["1p5b", "8b"], MACHINES), 2, 4)
 )
 def test_a_preset_starts_on_every_machine_with_the_papers_values(preset, name):
   platform, devices, gib = MACHINES[name]

@@ -139,9 +139,7 @@ def test_a_tpu_that_is_not_here_is_compiled_for(told, environment, installed):
   }
 
 
-def test_devices_of_a_cpu_are_made_and_this_machine_is_as_it_is(
-  told, environment
-):
+def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):
   topology.prepare(Name("here"))
   assert told == {}
   topology.prepare(Name("cpu", (5,)))

@@ -208,11 +208,7 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
     [d["field"], *map(str, d["values"])] for d in data["differences"]
   ]
   assert rows(parsed, "Events") == [
-    [
-      *(NASTY, NASTY, NASTY, step),
-      "2026-11-25 08:58:01",
-    ]
-    for step in "23"
+    [*(NASTY, NASTY, NASTY, step), "2026-11-25 08:58:01"] for step in "23"
   ]
 
 

@@ -141,10 +141,7 @@ def test_a_weight_of_c_is_c_equal_rows():
   for i in (0, 3):
     slope = lambda f, i=i: jax.jit(jax.grad(lambda x: f(x)[i].value))(logp)
     np.testing.assert_allclose(
-      slope(weighted),
-      slope(repeated),
-      rtol=1e-5,
-      atol=1e-7,
+      slope(weighted), slope(repeated), rtol=1e-5, atol=1e-7
     )
 
 

@@ -147,7 +147,7 @@ NEED = 2 * 2048 * 16 * 512 + 4 * 3 * (256 * 24 + 16 * 512 * 6)
     (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, False),
   ],
 )
-def test_rows_are_shared_by_short_responses_where_memory_allows(
+def test_short_responses_share_rows_where_memory_allows(
   change, T, memory, good
 ):
   policy = change(POLICY)

@@ -321,9 +321,7 @@ def test_nothing_is_made_before_the_first_save(run):
 
 
 @pytest.mark.parametrize("damage", tiers.some(["record", "arrays", "gone"], 1))
-def test_a_step_is_read_back_before_an_older_one_is_deleted(
-  run, monkeypatch, damage
-):
+def test_a_step_is_read_back_before_one_is_deleted(run, monkeypatch, damage):
   compare, kept = checkpoints.compare, []
 
   def rots(folder, *args):
@@ -409,9 +407,7 @@ like, store = t.state_of(0), run.open()
   )
 
 
-def test_one_of_several_processes_changes_nothing_when_it_cannot_read(
-  run, monkeypatch
-):
+def test_one_of_several_that_cannot_read_changes_nothing(run, monkeypatch):
   """The others may have read theirs: all must go on from the same step."""
   run.save(1, 2)
   for path in (run.folder / "2" / "state").rglob("*"):
@@ -518,9 +514,7 @@ def test_several_processes_compare_together(run, monkeypatch):
 
 
 @pytest.mark.parametrize("item", ["state", "2.orbax"])
-def test_a_folder_that_cannot_be_made_is_an_error_at_once(
-  run, monkeypatch, item
-):
+def test_a_folder_that_is_not_made_is_an_error_at_once(run, monkeypatch, item):
   """orbax would wait for it for five minutes."""
   store, mkdir = run.open(), os.mkdir
   store.save(1, state_of(1), run_state_of(1))

@@ -223,9 +223,7 @@ def test_a_histogram_of_pass_rates_by_hand():
     ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
   ],
 )
-def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
-  reward, valid, degenerate
-):
+def test_a_group_of_equal_rewards_is_degenerate(reward, valid, degenerate):
   rollouts, _, _ = example()
   valid = np.broadcast_to(valid, (2, 3))
   scores = scored.scores(np.array(reward, np.float32), valid=valid)
@@ -311,7 +309,7 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
 
 
 @pytest.mark.ci
-def test_tensorboard_on_a_full_disk_neither_ends_nor_holds_up_a_run(
+def test_tensorboards_full_disk_neither_ends_nor_holds_up_a_run(
   tmp_path, capfd
 ):
   writer = metrics.Writer(tmp_path, after=-1, steps=9)

@@ -240,9 +240,7 @@ def test_it_goes_on_to_the_same_lines_and_the_same_state(
 
 
 @pytest.mark.ci
-def test_a_run_that_was_killed_before_its_first_line_begins(
-  whole, monkeypatch, tmp_path
-):
+def test_a_run_killed_before_any_line_begins(whole, monkeypatch, tmp_path):
   def killed(*args):
     raise KeyboardInterrupt
 
@@ -603,9 +601,7 @@ def break_at(patch, place, step):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("place", tiers.some(PLACES, 3, 4))
-def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
-  whole, tmp_path, place
-):
+def test_a_full_disk_is_one_line_and_the_run_goes_on(whole, tmp_path, place):
   with pytest.MonkeyPatch.context() as patch:
     run = Run(patch, tmp_path / "run")
     break_at(patch, place, 4)
@@ -639,9 +635,7 @@ def test_a_slow_disk_does_not_hold_up_the_steps(whole, monkeypatch, tmp_path):
   assert seen == {3: 6} and run.all() == whole.all()
 
 
-def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
-  monkeypatch, tmp_path
-):
+def test_a_failed_save_ends_a_run_once_a_step_sees_it(monkeypatch, tmp_path):
   run = Run(monkeypatch, tmp_path / "run")
   begun, failed = threading.Event(), threading.Event()
 

@@ -273,9 +273,7 @@ print(n * n if visits == 1 {condition} else "dirty")
     ("and n != 1", "fail", 0.083),
   ],
 )
-def test_a_test_does_not_fail_for_what_another_left(
-  jail, condition, status, score
-):
+def test_no_test_fails_for_what_another_left(jail, condition, status, score):
   program = DIRTY.format(condition=condition)
   assert outcome(program, squares(12), jail)[:2] == (status, score)
 

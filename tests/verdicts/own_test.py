@@ -553,9 +553,7 @@ def test_several_are_added(file):
     ("raise KeyboardInterrupt", "config.reward.verifier: KeyboardInterrupt"),
   ],
 )
-def test_a_file_that_does_not_come_to_its_end_is_refused(
-  file, monkeypatch, text, why
-):
+def test_a_file_that_does_not_end_is_refused(file, monkeypatch, text, why):
   monkeypatch.setattr(own, "_LOAD_S", 0.5 if "while" in text else 20.0)
   file(text)
   with pytest.raises(ValueError, match=why):

@@ -119,9 +119,7 @@ def test_text_around_the_tags_changes_nothing(before, answer, after):
 def test_long_answers_never_reach_the_scorer(monkeypatch):
   seen = []
   monkeypatch.setattr(
-    gym,
-    "_scorer",
-    lambda name: lambda answer, entry: seen.append(answer) or 1,
+    gym, "_scorer", lambda name: lambda answer, entry: seen.append(answer) or 1
   )
   assert verify("x" * 1_000, entry()).status == "pass"
   verdict = verify("x" * 1_001, entry())
@@ -160,9 +158,7 @@ def test_an_entry_that_breaks_its_scorer_is_invalid():
     (RecursionError("deep"), "fail", 0.0, "scorer raised RecursionError"),
   ],
 )  # fmt: skip
-def test_only_a_finite_score_of_one_passes(
-  monkeypatch, score, status, kept, reason
-):
+def test_only_a_finite_one_passes(monkeypatch, score, status, kept, reason):
   def scored(answer, entry):
     if answer != entry["answer"] and isinstance(score, Exception):
       raise score

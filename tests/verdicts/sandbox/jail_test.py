@@ -28,9 +28,7 @@ def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
   started = []
   real = library_calls.libraries
   monkeypatch.setattr(
-    library_calls,
-    "libraries",
-    lambda name: started.append(name) or real(name),
+    library_calls, "libraries", lambda name: started.append(name) or real(name)
   )
   it = Jail(TABLE)
   it.close()
@@ -93,9 +91,7 @@ def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
     Jail(TABLE).run(job("f = list"), limits=Limits())
 
 
-def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
-  monkeypatch,
-):
+def test_each_thread_has_its_own_which_ends_with_it(monkeypatch):
   monkeypatch.setattr(
     library_calls.LibraryWorker.__init__, "__defaults__", (TABLE,)
   )
@@ -196,9 +192,7 @@ def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
     1,
   ),
 )
-def test_where_namespaces_are_refused(
-  fresh, tmp_path, monkeypatch, script, why
-):
+def test_if_namespaces_are_refused(fresh, tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
   level = jail.require(allow_inner=True)
   assert level.name == "inner"

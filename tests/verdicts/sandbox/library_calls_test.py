@@ -104,9 +104,7 @@ PAID = (
 )
 
 
-def test_an_answer_that_is_executed_changes_nothing_for_the_next(
-  isolated, worker
-):
+def test_an_executed_answer_changes_nothing_for_the_next(isolated, worker):
   puzzle = entry("spiral_matrix", "1 2 3")
   ask = lambda text: worker.ask("gym", text, puzzle, timeout=LONG)
   assert ask("[1, 2, 3]") == 0.1  # evaluated

@@ -373,9 +373,7 @@ def test_tests_that_share_a_process(jail, program, first):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_stopped_interpreter_is_replaced(
-  new_jail, monkeypatch, number
-):
+def test_a_killed_or_stopped_process_is_replaced(new_jail, monkeypatch, number):
   monkeypatch.setattr(process, "_END_S", 0.3)
   assert answers(new_jail)
   first, outer = new_jail._process.pid, pid_of(new_jail)
@@ -415,9 +413,7 @@ def test_no_interpreter(path, level):
 
 
 @pytest.mark.ci
-def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
-  new_jail, monkeypatch
-):
+def test_what_the_jail_does_wrong_is_tried_again(new_jail, monkeypatch):
   """Its process ends before the program's first line."""
   change = "os.write(fds[1], BEGUN)", "if broken: raise OSError"
   with monkeypatch.context() as patch:
@@ -445,9 +441,7 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
     ),
   ],
 )
-def test_what_cannot_be_forked_is_the_jails_fault(
-  new_jail, monkeypatch, line, job
-):
+def test_a_fork_that_fails_is_the_jails_fault(new_jail, monkeypatch, line, job):
   broken = f"raise BlockingIOError; {line}"
   hostile_code.change_source(monkeypatch, line, broken)
   tests = b"def check(c): c()" if job["mode"] == "check" else b""
@@ -484,9 +478,7 @@ def test_seconds_are_counted_by_who_waits_for_it(jail):
 @pytest.mark.parametrize(
   "limits", [{"test_s": 0.04, "total_s": 9.0}, {"test_s": 9.0, "total_s": 0.04}]
 )
-def test_what_took_too_long_is_late_though_nobody_looked(
-  jail, monkeypatch, limits
-):
+def test_what_took_too_long_is_late_if_nobody_looked(jail, monkeypatch, limits):
   monkeypatch.setattr(process.JobClock, "late", lambda clock: False)
   body = "while time.process_time() < x / 20: 0"
   program = f"import time\ndef f(x):\n  x += 20 * time.process_time()\n  {body}"
