@@ -27,22 +27,14 @@ pytestmark = pytest.mark.ci
 ROOT = pathlib.Path(__file__).parents[1]
 # Everything as in configs/smoke.py, but small.
 SMALL = {
-  "n": 16,
-  "samples": 64,
-  "in_flight": 64,
-  "steps": 6,
-  "save_every": 3,
-  "eval_every": 3,
-  "eval_prompts": 2,
-  "eval_n": 2,
-  "rows": 8,
-  "blocks": 2,
+  "n": 16, "samples": 64, "in_flight": 64, "steps": 6, "save_every": 3,
+  "eval_every": 3, "eval_prompts": 2, "eval_n": 2, "rows": 8, "blocks": 2,
   # The reference is reset with steps 3 and 6; the last half has a length reward
   # in the first of every three steps.
   "reset_every": 3,
   "phases": "({'from_step': 4, 'reward.length_weight': 0.5,"
-  " 'reward.length_steps': (1, 2)},)",
-}
+    " 'reward.length_steps': (1, 2)},)",
+}  # fmt: skip
 
 
 def export_to(run, out):

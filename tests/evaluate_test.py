@@ -461,16 +461,12 @@ def test_rates_are_those_of_each_prompt():
   "records, said",
   [
     ([], "there are no records"),
-    (
-      prompt("a/0", "pf") + prompt("a/0", "p"),
-      "sample 0 of 'a/0' occurs twice; give the records of one evaluation",
-    ),
-    (
-      prompt("a/0", "pf") + prompt("a/1", "pff"),
-      "'a/1' has 3 samples, but 'a/0' has 2; ",
-    ),
+    (prompt("a/0", "pf") + prompt("a/0", "p"),
+      "sample 0 of 'a/0' occurs twice; give the records of one evaluation"),
+    (prompt("a/0", "pf") + prompt("a/1", "pff"),
+      "'a/1' has 3 samples, but 'a/0' has 2; "),
   ],
-)
+)  # fmt: skip
 def test_records_of_no_evaluation_are_refused(records, said):
   for of in (evaluate.summary, evaluate.rates):
     with pytest.raises(ValueError) as error:

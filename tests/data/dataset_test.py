@@ -542,19 +542,13 @@ def test_columns_pass_through_but_slips_do_not(tmp_path, changed, field, says):
 @pytest.mark.parametrize(
   "form, record, says",
   [
-    (
-      Form(),
-      {"question": "q", "answer": "8", "domain": "math"},
-      "'prompt': missing ... --config.data.fields=prompt:COLUMN",
-    ),
-    (
-      Form(),
-      {"answer": "8", "prompt": "p"},
-      "'domain': missing ... answer ... --config.data.domain=math",
-    ),
+    (Form(), {"question": "q", "answer": "8", "domain": "math"},
+      "'prompt': missing ... --config.data.fields=prompt:COLUMN"),
+    (Form(), {"answer": "8", "prompt": "p"},
+      "'domain': missing ... answer ... --config.data.domain=math"),
     (GSM8K, {"question": "", "answer": "8"}, "'prompt': empty ... 'question'"),
   ],
-)
+)  # fmt: skip
 def test_the_column_and_the_remedy_are_named(tmp_path, form, record, says):
   path = plain(tmp_path / "a.jsonl", record)
   with refuses(DataError, f"{path}, line 1, field {says}"):

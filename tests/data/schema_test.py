@@ -16,18 +16,14 @@ KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
   [
     ("", {}),
     ("prompt:question", {"prompt": "question"}),
-    (
-      " prompt: question , answer:answer,",
-      {"prompt": "question", "answer": "answer"},
-    ),
-    (
-      "answer:reward_model.ground_truth",
-      {"answer": "reward_model.ground_truth"},
-    ),
+    (" prompt: question , answer:answer,",
+      {"prompt": "question", "answer": "answer"}),
+    ("answer:reward_model.ground_truth",
+      {"answer": "reward_model.ground_truth"}),
     ("prompt:text,answer:text", {"prompt": "text", "answer": "text"}),
     ("answer:a:b", {"answer": "a:b"}),
   ],
-)
+)  # fmt: skip
 def test_a_map_of_fields_by_hand(text, want):
   assert schema.parse(text, KNOWN) == want
 

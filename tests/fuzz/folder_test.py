@@ -42,13 +42,9 @@ pytestmark = pytest.mark.ci
 _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
 _FILES = (
-  "metrics.jsonl",
-  "samples.jsonl",
-  "events.jsonl",
-  "eval/curve.jsonl",
-  "eval/records.jsonl",
-  "checkpoints/2/extra/metadata",
-)
+  "metrics.jsonl", "samples.jsonl", "events.jsonl", "eval/curve.jsonl",
+  "eval/records.jsonl", "checkpoints/2/extra/metadata",
+)  # fmt: skip
 
 
 @functools.cache

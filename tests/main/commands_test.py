@@ -37,13 +37,10 @@ SHORT = {
   "warmup": "--config.optim.row_tokens=64 --config.devices.mesh_fsdp=1",
 }
 LEAVES = {
-  "train": "report/index.html",
-  "report": "report/index.html",
-  "evaluate": "eval/summary.json",
-  "export": "model.safetensors",
-  "warmup": "model.safetensors",
-  "simulate": "report/figure3.png",
-}
+  "train": "report/index.html", "report": "report/index.html",
+  "evaluate": "eval/summary.json", "export": "model.safetensors",
+  "warmup": "model.safetensors", "simulate": "report/figure3.png",
+}  # fmt: skip
 DOCUMENTS = (
   ROOT / "README.md",
   ROOT / "configs" / "README.md",

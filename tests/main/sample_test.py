@@ -219,15 +219,12 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
     (SHORT, {"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
     (SHORT, {"temperature": -1.0}, "temperature = -1.0"),
     (SHORT, {"top_p": 0.0}, "top_p = 0.0"),
-    (
-      [SHORT, "3" * 40_000],
-      {},
-      "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768",
-    ),
+    ([SHORT, "3" * 40_000], {},
+      "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768"),
     ([[{"role": "user"}]], {}, "prompt 0 ... 'role' ... 'content'"),
     ({"role": "user", "content": SHORT}, {}, "use [message]"),
   ],
-)
+)  # fmt: skip
 def test_what_cannot_be_answered_is_refused(policy, prompt, how, message):
   with compilations() as seen, pytest.raises(ValueError) as e:
     policy.sample(prompt, **how)

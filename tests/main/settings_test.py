@@ -48,16 +48,10 @@ def test_accepts_the_configs_of_the_repository(get):
 STOP = {"rounds": (16, 64, 256, 512)}
 GOOD = [
   {"rounds": (16, 32, 512), "stop_wrong": 0},
-  {"rounds": (512,)},
-  {"stop_right": 500, "stop_wrong": 20},  # not read
-  {"mean_tokens": 6},
-  {"warmup": 0},
-  {"b1": 0.0},
-  {"dtype": "auto"},
+  {"rounds": (512,)}, {"stop_right": 500, "stop_wrong": 20},  # not read
+  {"mean_tokens": 6}, {"warmup": 0}, {"b1": 0.0}, {"dtype": "auto"},
   {"theory_prompts": 0},  # not measured
-  {"minibatches": 32},
-  {"seed": 2**31 - 1},
-  {"distinct_prompts": 33},
+  {"minibatches": 32}, {"seed": 2**31 - 1}, {"distinct_prompts": 33},
   {"distinct_prompts": 32, "keep": "all"},
   {"truncated_factor": 0.0, "mask_truncated": True},
   {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
@@ -70,12 +64,11 @@ GOOD = [
   {"advantage": "maxrl", "length_weight": 1.0, "length_min": 0.0},
   {"advantage": "pass_at_k", "advantage.k": 128},
   {"advantage.k": 129},  # not read
-  {"correction": "none"},
-  {"correction_range": (0, 1)},
+  {"correction": "none"}, {"correction_range": (0, 1)},
   {"correction": "banded", "correction_range": (1.0, 1.1)},
   {"correction": "sequence", "pipeline": True},
   {"eval_temperature": 0.0, "eval_top_p": 1.0},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", GOOD, ids=str)

@@ -114,14 +114,11 @@ def test_what_does_not_fit_the_policy_is_refused(refuses, fields, line):
   "verifier, text, line",
   [
     ("{}/mine.py:nothing", "", "has no function 'nothing'"),
-    (
-      "{}/mine.py:score",
-      "score = lambda answer: 1\n",
-      "(answer) ... (response",
-    ),
+    ("{}/mine.py:score", "score = lambda answer: 1\n",
+      "(answer) ... (response"),
     ("score", "", "must be functions such as ('mine.py:score'"),
   ],
-)
+)  # fmt: skip
 def test_what_is_no_reward_is_refused(refuses, tmp_path, verifier, text, line):
   (tmp_path / "mine.py").write_text(text)
   made.dump(tmp_path / "odd.jsonl", [{"question": f"{i}?"} for i in range(40)])

@@ -164,11 +164,8 @@ def test_yarns_ramp_ends_with_the_head():
 
 # Axes M and Q of the mask of a prefix.
 MASKS = {
-  "all": (2, 3, 4),
-  "rows": (2, 3, 1),
-  "queries": (2, 1, 4),
-  "": (2, 1, 1),
-}
+  "all": (2, 3, 4), "rows": (2, 3, 1), "queries": (2, 1, 4), "": (2, 1, 1),
+}  # fmt: skip
 
 
 def test_pieces_by_hand():

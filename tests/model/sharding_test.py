@@ -128,24 +128,16 @@ def test_axes_have_the_sizes_that_they_are_named_for(name):
 @pytest.mark.parametrize(
   "params, message",
   [
-    (
-      {"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
-      "blocks/qq/kernel (3, 8, 4, 2)",
-    ),
-    (
-      {"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
-      "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')",
-    ),
-    (
-      {"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
-      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1",
-    ),
-    (
-      {"ln_final": {"scale": leaf(10)}},
-      "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2",
-    ),
+    ({"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
+      "blocks/qq/kernel (3, 8, 4, 2)"),
+    ({"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
+      "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')"),
+    ({"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
+      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1"),
+    ({"ln_final": {"scale": leaf(10)}},
+      "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2"),
   ],
-)
+)  # fmt: skip
 def test_names_the_parameter_that_does_not_fit(mesh, params, message):
   with refuses(ValueError, message):
     sharding.param_shardings(params, mesh)

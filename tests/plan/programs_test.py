@@ -30,18 +30,15 @@ from launch.bench.roofline.hlo import Text
 MIB = 2**20
 # What XLA compiles in a step, by the name in the list.
 JITTED = {
-  "score": (update, "logp_of"),
-  "gradient": (update, "_add"),
-  "apply": (update, "_apply"),
-  "prefill": (stream, "open_shelf"),
+  "score": (update, "logp_of"), "gradient": (update, "_add"),
+  "apply": (update, "_apply"), "prefill": (stream, "open_shelf"),
   "decode": (rollout_programs, "segment"),
-  "read": (stream, "read_more"),
-  "admit": (stream, "_admit"),
+  "read": (stream, "read_more"), "admit": (stream, "_admit"),
   "compact": (rollout_programs, "resize"),
   "take": (stream, "_taken"),
   "evaluation: prefill": (rollout_programs, "start"),
   "evaluation: finish": (rollout_programs, "finish"),
-}
+}  # fmt: skip
 TRAINING = [*JITTED][:9]
 ORDER = [
   *TRAINING, "evaluation: prefill", "evaluation: decode", "evaluation: finish",

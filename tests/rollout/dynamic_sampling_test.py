@@ -470,15 +470,10 @@ def drawn(sampled):
 @pytest.mark.parametrize(
   "right, n, want",
   [
-    (4, 16, 16),
-    (3, 16, 64),
-    (13, 16, 64),
-    (12, 16, 16),
-    (3, 64, 256),
-    (4, 64, 64),
-    (0, 256, 256),  # the last round
+    (4, 16, 16), (3, 16, 64), (13, 16, 64), (12, 16, 16), (3, 64, 256),
+    (4, 64, 64), (0, 256, 256),  # the last round
   ],
-)
+)  # fmt: skip
 def test_a_prompt_goes_on_until_both_suffice(right, n, want):
   reward = np.where(np.arange(n) < right, 1.0, 0.9)  # nearly right is not right
   assert RoundPlan((16, 64, 256), 4, 4).further(reward) == want

@@ -111,15 +111,12 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(tmp_path):
 @pytest.mark.parametrize(
   "signature, got",
   [
-    ("response", "r"),
-    ("response, example", "re"),
-    ("response, step", "rs"),
+    ("response", "r"), ("response, example", "re"), ("response, step", "rs"),
     ("response, step, example", "res"),
     ("response, *, example, step, other=1", "res"),
-    ("responses", "R"),
-    ("responses, example, step", "Res"),
+    ("responses", "R"), ("responses, example, step", "Res"),
   ],
-)
+)  # fmt: skip
 def test_parameters_are_told_by_their_names(file, signature, got):
   file(
     f"def score({signature}):\n"
@@ -192,24 +189,20 @@ def test_numbers_of_all_kinds_are_scores(value, score):
 @pytest.mark.parametrize(
   "value, why",
   [
-    (None, "None ... number"),
-    ("1.0", "'1.0' ... number"),
+    (None, "None ... number"), ("1.0", "'1.0' ... number"),
     (b"1", "returned b'1'; return a number"),
     (bytearray(b"1"), "return a number"),
     ([1.0], "returned [1.0]; return a number"),
-    ({}, "{} ... number"),
-    (1j, "1j ... number"),
+    ({}, "{} ... number"), (1j, "1j ... number"),
     (np.ones(1), "array([1.]) ... number"),
-    (10**400, "return a number"),
-    (float("nan"), "nan ... finite"),
-    (float("-inf"), "-inf ... finite"),
-    (Verdict("right", 1.0), "'right'"),
+    (10**400, "return a number"), (float("nan"), "nan ... finite"),
+    (float("-inf"), "-inf ... finite"), (Verdict("right", 1.0), "'right'"),
     (Verdict("pass", float("nan")), "nan ... finite"),
     (Verdict("pass", None), "None ... number"),
     (Verdict("fail", 0.0, None), "reason None ... text"),
     (Verdict("fail", 0.0, "", 8), "8 ... answer ... text"),
   ],
-)
+)  # fmt: skip
 def test_what_is_no_score_is_invalid(value, why):
   (found,) = verdicts(constant(value), ["8"])
   assert found.status == "invalid" and found.score == 0.0

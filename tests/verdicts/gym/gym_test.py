@@ -247,12 +247,9 @@ def test_a_scorer_that_evaluates_is_asked_in_a_jail(says, verdict):
   "answer",
   [
     "Integral(2*x, x)",  # its derivative is right
-    "__import__('os').getpid()",
-    "x**2 + y",
-    "9**9**9",
-    "x**2 + C = 0",
+    "__import__('os').getpid()", "x**2 + y", "9**9**9", "x**2 + C = 0",
   ],
-)
+)  # fmt: skip
 def test_the_jail_sees_only_what_the_grammar_lets_through(answer):
   jail = Fake(1.0)
   verdict = verify(answer, INTEGRAL, jail=jail)

@@ -180,18 +180,14 @@ def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
   "script, why",
   tiers.some(
     [
-      (
-        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
-        "exit 1\n",
-        "No permissions to create new namespace",
-      ),
-      ("#!/bin/sh\nexit 0\n", "no answer"),
-      ("#!/nowhere\n", "cannot start"),
+      ("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
+        "exit 1\n", "No permissions to create new namespace"),
+      ("#!/bin/sh\nexit 0\n", "no answer"), ("#!/nowhere\n", "cannot start"),
     ],
     1,
     1,
   ),
-)
+)  # fmt: skip
 def test_if_namespaces_are_refused(fresh, tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
   level = jail.require(allow_inner=True)

@@ -190,11 +190,8 @@ def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
       ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
       ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
       ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
-      (
-        "import ctypes; ctypes.CDLL(None).unshare(0)",
-        {},
-        "forbidden system call",
-      ),
+      ("import ctypes; ctypes.CDLL(None).unshare(0)", {},
+        "forbidden system call"),
       ("import os; os._exit(7)", {}, "exit status: 7"),
       ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
       (
@@ -206,7 +203,7 @@ def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
     ],
     1,
   ),
-)
+)  # fmt: skip
 def test_how_a_job_ends(jail, body, limits, reason):
   ended = run_calls(jail, f"def f(x):\n  {body}", **limits)
   assert ended.reason == reason
@@ -353,15 +350,12 @@ def test_a_program_inherits_no_future_statement(jail):
       ("print(input())", [True, False, False, True, False]),
       ("import threading\nprint(input())", [True] * 5),
       ("import os\nos.write(1, input().encode())\nos._exit(0)", [True] * 5),
-      (
-        "import os\nn = input()\nprint(n, flush=True)\n"
-        "if n == '1': os._exit(0)",
-        [True, False, True, False, False],
-      ),
+      ("import os\nn = input()\nprint(n, flush=True)\n"
+        "if n == '1': os._exit(0)", [True, False, True, False, False]),
     ],
     1,
   ),
-)
+)  # fmt: skip
 def test_tests_that_share_a_process(jail, program, first):
   inputs = [f"{i}\n" for i in range(5)]
   job = {"mode": "stdio", "program": program, "inputs": inputs, "together": 3}
