@@ -178,9 +178,6 @@ def test_nothing_is_sampled_before_it_is_asked_for():
   assert len(table.calls) == 1
 
 
-# -------------------------------------------------------------------- summary
-
-
 def prompt(name, statuses, *, domain="gym", answers=None, **fields):
   """Records of samples that pass (p), fail (f) or could not be judged (i)."""
   word = {"p": "pass", "f": "fail", "i": "invalid"}

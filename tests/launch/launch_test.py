@@ -50,8 +50,6 @@ def test_the_readme_names_every_file():
   assert {name for name in files if f"]({name})" not in text} == set()
 
 
-# slurm.sbatch
-
 WRITE = """
 import json, os, pathlib, sys
 
@@ -89,8 +87,6 @@ def test_directives_of_slurm():
   wanted = {"ntasks-per-node": "1", "signal": "TERM@120", "requeue": ""}
   assert dict(found).items() >= (wanted | {"open-mode": "append"}).items()
 
-
-# tpu_vm.sh
 
 # Trains with the statuses of the file "train", one after the other.
 GCLOUD = f"""{WRITE}
@@ -142,9 +138,6 @@ def test_tpu_trains_until_it_is_not_preempted(tmp_path, train, want, trained):
   main = words.index("brorl_jax.main")
   assert words[main + 1 :] == ["--distributed", *flags]
   assert all(run == runs[0] for run in runs)
-
-
-# gke_jobset.yaml
 
 
 JOBSET = yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())
@@ -212,9 +205,6 @@ def test_the_jobset_after_each_status():
   assert named == POD["containers"][0]["name"]
 
 
-# skypilot.yaml
-
-
 def test_skypilot_gives_each_node_its_flags(tmp_path):
   task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
   program(tmp_path / ".venv" / "bin" / "python", WRITE)
@@ -235,9 +225,6 @@ def test_skypilot_gives_each_node_its_flags(tmp_path):
   assert task["num_nodes"] == 2
   recovery = task["resources"]["job_recovery"]
   assert recovery["recover_on_exit_codes"] == [75]
-
-
-# docker/
 
 
 @pytest.mark.parametrize("kind, extra", [("gpu", "cuda12"), ("tpu", "tpu")])

@@ -181,9 +181,6 @@ def test_a_refusal_does_not_wait_for_threads():
   assert "--config is missing" in message(command(code=WAITS))
 
 
-# ----------------------------------------------------------- compiled programs
-
-
 @pytest.fixture(autouse=True)
 def as_before():
   """Nothing is compiled in these tests: jax looks at its folder only once."""

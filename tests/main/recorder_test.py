@@ -445,9 +445,6 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
   assert (event["count"], event["of"]) == (len(responses), responses.size)
 
 
-# ---------------------------------------------------------- of many processes
-
-
 class Files(Recorder):
   """Notes what is asked of the files."""
 

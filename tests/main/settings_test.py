@@ -17,9 +17,6 @@ from brorl_jax.stages import examples
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import DEFAULTS
 
-# --------------------------------------------------------------------- values
-
-
 BASE = dict(n=512, samples=16384, in_flight=8192, minibatches=2, slots=64)
 BASE |= dict(rows=32, blocks=16, lr=3e-4, dtype="float32")
 
@@ -282,9 +279,6 @@ def test_a_config_of_another_mode_is_refused():
     UserError, match=r"config\.sampling.samples is missing; .* --mode"
   ):
     settings.typed(c)
-
-
-# --------------------------------------------------------------------- phases
 
 
 def refusal(*changes, **fields):

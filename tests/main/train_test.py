@@ -76,9 +76,6 @@ def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
   assert not [*tmp_path.iterdir()]
 
 
-# ------------------------------------------- refused before anything is written
-
-
 @pytest.fixture
 def refuses(failed, tmp_path):
   def line(**fields) -> str:
@@ -130,9 +127,6 @@ def test_what_is_no_reward_is_refused(refuses, tmp_path, verifier, text, line):
     }
   )
   assert mentions(said, f"config.reward.verifier = ... {line}")
-
-
-# ----------------------------------------------------- a run of many processes
 
 
 def test_only_a_closed_loop_is_not_printed(monkeypatch):
@@ -239,9 +233,6 @@ def test_what_decides_the_numbers_is_named(tmp_path):
     changed, of = of, decide()
     differ = {k for k in of if of[k] != changed[k]}
     assert differ == {"the policy's files (a hash)"}
-
-
-# ------------------------------------------------------------- --mode=warmup
 
 
 POLICY = Policy(

@@ -206,9 +206,6 @@ def test_processes_divide_evaluations(each, want):
   assert prompts == want
 
 
-# ----------------------------------------------------------------- --mode=plan
-
-
 def plan_of(c):
   plan_command.run(plan_command.resolved(c))
 

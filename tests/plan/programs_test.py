@@ -188,9 +188,6 @@ def test_each_process_samples_its_share_without_the_others(processes, found):
   assert every["prefill"].held_bytes >= run.sampling_bytes + copy
 
 
-# --------------------------------------------------------------------- memory
-
-
 def of_compiler(outputs, aliased):
   """As XLA's, of a program that needs 40 bytes for itself."""
   memory = SimpleNamespace(

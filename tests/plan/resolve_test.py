@@ -46,9 +46,6 @@ def sizes_of(this):
   return [(p.config, p.layout, p.memory, p.objective) for p in this.phases]
 
 
-# ----------------------------------------------------------------- functions
-
-
 def functions_of(**fields):
   return resolve.phase_functions(0, configured.config(**fields).phases[0])
 
@@ -209,9 +206,6 @@ def test_a_changed_file_is_refused_by_name():
     resolve.refuse_changes(before, other)
 
 
-# -------------------------------------------------------------------- phases
-
-
 LATER = (
   {"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"},
   {
@@ -309,9 +303,6 @@ def weights(this):
   return sum(x.size * 4 for x in jax.tree.leaves(this.policy.shapes))
 
 
-# ------------------------------------------------------------------ machines
-
-
 def test_this_machine_has_all_devices():
   c = configured.config(mesh_fsdp=-1, mesh_tensor=2)
   here = resolve.here(c.devices)
@@ -386,9 +377,6 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     evaluation(memory_bytes=1000)
 
 
-# -------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
   "devices, fields, line",
   [
@@ -452,18 +440,12 @@ def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
       resolve.resolve(bare(), machine)
 
 
-# --------------------------------------------------------------------- dtype
-
-
 @pytest.mark.parametrize(
   "machine, dtype", [(CPU, "float32"), (GPU, "bfloat16"), (TPU, "bfloat16")]
 )
 def test_a_machine_decides_for_a_new_run(machine, dtype):
   c = resolve.with_dtype(auto(n=16), machine)
   assert c == one_step.config(n=16, dtype=dtype)
-
-
-# ---------------------------------------------------------------- commands
 
 
 @pytest.fixture

@@ -244,8 +244,6 @@ def test_differences_name_fields_and_values():
   assert numbers(run("a"), run("b"))["differences"] == []
 
 
-# ---------------------------------------------------------------------- arms
-
 OTHER_SEED = {
   0: ([0, 0], [0, 0], [0, 0], [1, 0]),
   3: ([1, 0], [1, 1], [0, 0], [1, 1]),
@@ -322,9 +320,6 @@ def test_an_arm_without_a_start_or_a_cost_has_no_gain():
   assert one["before"] is one["gains"] is one["gain_half"] is None
   assert other["step"] is other["cpu_hours"] is other["gains"] is None
   assert other["after"] == 0.25
-
-
-# ---------------------------------------------------------- curves and events
 
 
 def test_curves_are_the_metrics_by_step():

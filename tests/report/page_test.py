@@ -123,9 +123,6 @@ def rows(page, title):
   return [[cell.strip() for cell in row] for row in page.tables[title][1:]]
 
 
-# -------------------------------------------------------------------- numbers
-
-
 def test_the_first_table_has_the_numbers_of_the_arms(parsed, data):
   def cells(arm, at):
     got = arm["at"][at]
@@ -287,9 +284,6 @@ def test_the_caption_says_where_runs_are_compared(parsed):
   assert f"{early} of it: b." in said
 
 
-# ------------------------------------------------------------- text, not code
-
-
 def test_what_comes_from_runs_is_text(parsed, report):
   text = (report / "index.html").read_text()
   assert NASTY not in text and text.count("<script") == 1
@@ -328,9 +322,6 @@ def test_responses_are_shown_with_their_verdicts(parsed):
   assert f"after pass {' '.join(NASTY.split())} {first}" in said
   assert "step 2 " in said and "prime fail What is 2 + 1?" in said
   assert "reference 3reason wrong answer reward0.250tokens1,001" in said
-
-
-# ------------------------------------------------------------- runs of a kind
 
 
 def page_of(*folders):
@@ -417,9 +408,6 @@ def test_the_newest_samples_are_shown_and_long_ones_are_cut(tmp_path):
   assert steps == [[*range(300, 400)]] * 2
   assert "[1,000 more characters]" in parsed.text
   assert "x" * 6001 not in parsed.text
-
-
-# -------------------------------------------------------------------- drawing
 
 
 @pytest.mark.parametrize(

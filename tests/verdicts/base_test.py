@@ -50,8 +50,6 @@ def test_what_is_added_and_where(which, added, want):
   assert [*which.messages] == before  # an example is never changed
 
 
-# Which family a prompt is generated from.
-
 STEPS = st.integers(0, 2**40)
 POSITIONS = st.integers(0, 2**20 - 1)
 

@@ -30,9 +30,6 @@ from launch.embedded.recipes import RECIPES
 from launch.embedded.steps import QUALITIES, TASKS, write
 from launch.embedded.steps.merging import merge
 
-# -------- steps
-
-
 CASES = [(task, side) for task in sorted(TASKS) for side in (0, 1)]
 
 
@@ -120,9 +117,6 @@ def test_what_has_no_steps_is_refused():
     write(other, "careful", random.Random(0))
 
 
-# -------- worked_examples
-
-
 @pytest.mark.parametrize("task", EXAMPLES)
 def test_careful_steps_by_hand(task):
   entry, answer, lines = entry_of(task), *EXAMPLES[task][2:]
@@ -158,9 +152,6 @@ def test_an_expression_makes_the_target(numbers, target, steps, answer):
   assert careful == f"{steps}\n<answer>{answer}</answer>"
 
 
-# -------- merging
-
-
 @pytest.mark.parametrize(
   "first, second, both",
   [
@@ -180,8 +171,6 @@ def test_an_expression_makes_the_target(numbers, target, steps, answer):
 def test_two_equations_in_one(first, second, both):
   assert merge(first, second) == both
 
-
-# -------- demonstrations
 
 ASSETS = huggingface.ASSETS
 
@@ -282,9 +271,6 @@ def test_embedded_policy_is_within_its_promises():
   assert all(0.02 < mean < 0.8 for mean in means.values()), means
 
 
-# -------- tokenizer
-
-
 def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
   pieces = ['find it "', '" here', 'find it "x" here', "x", "too rare"]
 
@@ -302,9 +288,6 @@ def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
 
   monkeypatch.setattr(tokenizer, "_train_bpe", lambda *args: Merged())
   assert tokenizer._phrases(["text"] * 200, 700) == ['" here', 'find it "']
-
-
-# -------- teacher
 
 
 def small(name):

@@ -113,9 +113,6 @@ def test_each_thread_has_its_own_which_ends_with_it(monkeypatch):
   jail.mine().close()
 
 
-# Levels.
-
-
 @pytest.fixture
 def fresh(monkeypatch):
   measure = functools.lru_cache(jail.measure.__wrapped__)
