@@ -13,6 +13,7 @@ import sys
 
 import compiling
 import pytest
+from launchers import ran
 
 pytestmark = pytest.mark.ci
 ROOT = pathlib.Path(__file__).parents[1]
@@ -64,14 +65,8 @@ def brorl(site, tmp_path):
   environment = os.environ | flags | {"PYTHONPATH": str(site)}
 
   def run(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-      [sys.executable, "-m", "brorl_jax.main", *words],
-      cwd=tmp_path,
-      env=environment,
-      capture_output=True,
-      text=True,
-      timeout=280,
-    )
+    command = sys.executable, "-m", "brorl_jax.main", *words
+    return ran(*command, cwd=tmp_path, env=environment)
 
   return run
 

@@ -4,11 +4,11 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import compiling
 import pytest
+from launchers import ran
 
 from brorl_jax import evaluate
 from brorl_jax.data import dataset
@@ -168,16 +168,10 @@ def run(tmp_path_factory) -> pathlib.Path:
     --config.sampling.max_new_tokens=2 --config.filter.keep=all
     --config.optim.rows=4 --config.optim.blocks=4 --config.optim.minibatches=1
     --config.eval.prompts=1 --config.eval.n=1 --config.theory.prompts=0"""
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "brorl_jax.main", "--config=smoke"),
-      *(f"--workdir={folder}", f"--config.data.files={file}", *words.split()),
-    ],
-    cwd=ROOT,
+  done = ran(
+    *(sys.executable, "-m", "brorl_jax.main", "--config=smoke"),
+    *(f"--workdir={folder}", f"--config.data.files={file}", *words.split()),
     env=os.environ | {"XLA_FLAGS": compiling.QUICK, "USE_TORCH": "0"},
-    capture_output=True,
-    text=True,
-    timeout=240,
   )
   assert done.returncode == 0, done.stderr
   return folder

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 import tiers
+from launchers import ran
 
 from brorl_jax import errors
 from brorl_jax.errors import UserError
@@ -310,15 +311,8 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
   command = [sys.executable, "-c", BOUNDED, str(spare)]
   command += ["--config=configs/smoke.py", f"--workdir={tmp_path / 'run'}"]
   command += [f"--config.{configured.SHORT[k]}={v}" for k, v in fields.items()]
-  done = subprocess.run(
-    command,
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK},
-    text=True,
-    capture_output=True,
-    timeout=240,
-    check=False,
-  )
+  quick = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK}
+  done = ran(*command, env=os.environ | quick)
   if fails:
     assert done.returncode != 0 and "traced" in done.stderr
   else:

@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
+import scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl_jax import evaluate
 from brorl_jax.rollout.dynamic_sampling import TooManyInvalid
-from brorl_jax.types import Rollouts, ScoredResponse
+from brorl_jax.types import ScoredResponse
 from brorl_jax.verdicts.base import Example, Verdict
 
 N, T = 3, 4
@@ -43,13 +44,8 @@ class Table:
     p = np.array([puzzle.entry["i"] for puzzle in asked], np.int32)
     length = 1 + (p[:, None] + np.arange(N)) % T
     mask = np.arange(T) < length[..., None]
-    return Rollouts(
-      tokens=np.where(mask, p[:, None, None], 0).astype(np.int32),
-      logp=np.zeros((len(p), N, T), np.float32),
-      mask=mask,
-      truncated=length == T,
-      slot_steps=np.ones(len(p), np.float32),
-    )
+    tokens = np.broadcast_to(p[:, None, None], mask.shape)
+    return scored.rollouts(tokens, mask, truncated=length == T)
 
   def score_responses(self, asked, rollouts):
     assert len(asked) == len(rollouts.tokens)  # fillers are not judged

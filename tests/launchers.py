@@ -50,6 +50,12 @@ def ended(process: subprocess.Popen) -> tuple[int, str, str]:
   return process.returncode, out, err
 
 
+def ran(*command, **how) -> subprocess.CompletedProcess:
+  """A command that has ended: its status, and what it wrote."""
+  how = dict(cwd=LAUNCH.parent, timeout=280) | how
+  return subprocess.run(command, capture_output=True, text=True, **how)
+
+
 def lines(path: pathlib.Path) -> list:
   text = path.read_text() if path.exists() else ""
   return [json.loads(line) for line in text.splitlines()]

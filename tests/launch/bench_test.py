@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from launchers import ran
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -227,12 +228,8 @@ def test_a_system_that_dies_is_named(tmp_path):
   ],
 )
 def test_the_comparison_refuses_before_it_installs(flags, message):
-  done = subprocess.run(
-    ["bash", ROOT / "launch" / "bench" / "compare.sh", "openvino", *flags],
-    capture_output=True,
-    text=True,
-    env=os.environ | {"PYTHON": "/no/python"},
-  )
+  command = "bash", ROOT / "launch" / "bench" / "compare.sh", "openvino"
+  done = ran(*command, *flags, env=os.environ | {"PYTHON": "/no/python"})
   assert done.returncode == 1 and not done.stdout
   assert done.stderr.startswith(f"error: {message}")
 

@@ -17,7 +17,7 @@ import tarfile
 
 import pytest
 import yaml
-from launchers import LAUNCH, SECONDS, ended, lines, program, start
+from launchers import LAUNCH, SECONDS, ended, lines, program, ran, start
 
 ROOT = LAUNCH.parent
 SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
@@ -29,13 +29,7 @@ def test_shellcheck(script):
   shellcheck = str(own) if own.exists() else shutil.which("shellcheck")
   if shellcheck is None:
     pytest.skip("shellcheck is not installed")
-  done = subprocess.run(
-    [shellcheck, "--external-sources", script.relative_to(ROOT)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=SECONDS,
-  )
+  done = ran(shellcheck, "--external-sources", script.relative_to(ROOT))
   assert done.returncode == 0, done.stdout
 
 

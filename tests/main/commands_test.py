@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import compiling
@@ -16,6 +15,7 @@ import pytest
 import runs_for_tests as made
 import tiers
 from absl.testing import flagsaver
+from launchers import ran
 
 from brorl_jax import main
 from brorl_jax.main import __main__ as command_line
@@ -89,14 +89,8 @@ def run(monkeypatch, capsys):
 
   def of(*words):
     if mode_of(" ".join(words)) == "train" and "=DIR" not in " ".join(words):
-      done = subprocess.run(
-        [sys.executable, "-m", "brorl_jax.main", *words],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": compiling.QUICK},
-        capture_output=True,
-        text=True,
-        timeout=240,
-      )
+      quick = os.environ | {"XLA_FLAGS": compiling.QUICK}
+      done = ran(sys.executable, "-m", "brorl_jax.main", *words, env=quick)
       return done.returncode, done.stdout, done.stderr
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["brorl", *words])
@@ -156,13 +150,8 @@ def test_command_runs(run, command, tmp_path):
 )
 def test_flags_are_read_before_anything_is_loaded(flags, status):
   """Help, and wrong values of a field and between fields, take no second."""
-  result = subprocess.run(
-    [sys.executable, "-X", "importtime", "-m", "brorl_jax.main", *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
+  command = sys.executable, "-X", "importtime", "-m", "brorl_jax.main"
+  result = ran(*command, *flags, timeout=60)
   assert result.returncode == status
   if status == 2:
     assert "error: config." in result.stderr

@@ -9,6 +9,7 @@ import sys
 import compiling
 import jax
 import pytest
+from launchers import ran
 from messages import mentions
 
 from brorl_jax import errors, main
@@ -19,14 +20,8 @@ RUN = ("--config=configs/smoke.py", "--workdir={}/run")
 
 def command(*args: str, code: str | None = None) -> subprocess.CompletedProcess:
   start = ["-c", code] if code else ["-m", "brorl_jax.main"]
-  return subprocess.run(
-    [sys.executable, *start, *args],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    env={**os.environ, "JAX_PLATFORMS": "cpu"},
-  )
+  cpu = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  return ran(sys.executable, *start, *args, timeout=120, env=cpu)
 
 
 def message(done: subprocess.CompletedProcess) -> str:
@@ -305,14 +300,8 @@ def test_another_process_finds_all_programs_and_has_the_same_bytes(tmp_path):
 
   def ran(where):
     flags = f"--xla_force_host_platform_device_count=4 {compiling.QUICK}"
-    done = subprocess.run(
-      [sys.executable, "-c", PROGRAM, str(where)],
-      cwd=ROOT,
-      env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-      capture_output=True,
-      text=True,
-      timeout=120,
-    )
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = ran(sys.executable, "-c", PROGRAM, str(where), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     digest, hits, misses = done.stdout.split()
     return digest, int(hits), int(misses)

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import types
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import runs_for_tests as made
 import tiers
+from launchers import ran
 from messages import mentions
 from one_step import config, resolved
 
@@ -412,18 +412,8 @@ def test_rl_continues_with_it(warm, tmp_path):
     "optim.minibatches": 1,
   }  # fmt: skip
   words = [f"--config.{name}={value}" for name, value in small.items()]
-  command = [
-    sys.executable,
-    "-m",
-    "brorl_jax.main",
-    "--config=configs/smoke.py",
-  ]
-  subprocess.run(
-    [*command, f"--workdir={tmp_path / 'run'}", *words],
-    cwd=ROOT,
-    env={**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"},
-    check=True,
-    timeout=280,
-  )
+  words += [f"--workdir={tmp_path / 'run'}", "--config=configs/smoke.py"]
+  env = {**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"}
+  ran(sys.executable, "-m", "brorl_jax.main", *words, env=env, check=True)
   lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
   assert len(lines) == 2

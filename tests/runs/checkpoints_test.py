@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ import tiers
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from launchers import ran
 from messages import mentions, refuses
 
 from brorl_jax.many import processes
@@ -398,13 +398,8 @@ run = t.Run(t.pathlib.Path({str(run.root)!r}))
 like, store = t.state_of(0), run.open()
 {code}
 """
-  return subprocess.run(
-    [sys.executable, "-c", code],
-    capture_output=True,
-    text=True,
-    timeout=120,
-    env={**os.environ, "JAX_PLATFORMS": "cpu"},
-  )
+  cpu = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  return ran(sys.executable, "-c", code, timeout=120, env=cpu)
 
 
 def test_one_of_several_that_cannot_read_changes_nothing(run, monkeypatch):

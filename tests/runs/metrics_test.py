@@ -246,13 +246,7 @@ def test_correct_mass_counts_distinct_right_responses_once():
 
 def test_correct_mass_sums_long_responses_exactly():
   """A probability of 1e-40 is not 0 in float64."""
-  rollouts = Rollouts(
-    tokens=np.ones((1, 2, 100), np.int32),
-    logp=np.full((1, 2, 100), np.log(0.4), np.float32),
-    mask=np.ones((1, 2, 100), bool),
-    truncated=np.ones((1, 2), bool),
-    slot_steps=np.ones(1, np.float32),
-  )
+  rollouts = scored.rollouts(np.ones((1, 2, 100)), logp=np.log(0.4))
   got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
   np.testing.assert_allclose(got, [0.4**100], rtol=1e-4)
 

@@ -5,14 +5,13 @@ import inspect
 import json
 import math
 import os
-import pathlib
-import subprocess
 import sys
 
 import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launchers import ran
 from messages import mentions, refuses
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -475,19 +474,12 @@ for name, settings in json.load(sys.stdin):
 
 @pytest.mark.slow
 def test_puzzles_do_not_depend_on_the_hash_seed():
-  root = pathlib.Path(gym.__file__).parents[3]
   wanted = json.dumps([(f.name, dict(f.settings)) for f in EVERY])
   outputs = []
   for hash_seed in ("1", "4242"):
-    done = subprocess.run(
-      [sys.executable, "-c", SCRIPT],
-      input=wanted,
-      capture_output=True,
-      text=True,
-      cwd=root,
-      env={**os.environ, "PYTHONHASHSEED": hash_seed},
-      check=True,
-    )
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    how = dict(input=wanted, env=env, check=True)
+    done = ran(sys.executable, "-c", SCRIPT, **how)
     outputs.append(done.stdout.splitlines())
   assert outputs[0] == outputs[1]
   assert [line.split()[0] for line in outputs[0]] == NAMES
