@@ -89,13 +89,9 @@ def digest(workdir):
 def numbers(workdir):
   """Every line of the run's files, times and memory aside."""
   timed = (
-    "time",
-    "score/",
-    "seconds",
-    "rollout/tokens_per_s",
-    "rollout/samples_per_s",
-    "memory/",
-  )
+    "time", "score/", "seconds", "rollout/tokens_per_s",
+    "rollout/samples_per_s", "memory/",
+  )  # fmt: skip
   keep = lambda line: {k: v for k, v in line.items() if not k.startswith(timed)}
   files = ("metrics.jsonl", "samples.jsonl", "eval/curve.jsonl")
   files += ("eval/records.jsonl", "events.jsonl")

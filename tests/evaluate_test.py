@@ -97,31 +97,17 @@ def test_one_record_for_each_sample():
   records = flat(chunks)
   assert [len(c) for c in chunks] == [2 * N, 2 * N, N]
   assert records[3 * N + 1] == {
-    "id": "f1/heldout/3",
-    "domain": "gym",
-    "task": "f1",
-    "sample": 1,
+    "id": "f1/heldout/3", "domain": "gym", "task": "f1", "sample": 1,
     "tokens": 1,  # 1 + (3 + 1) % 4
-    "truncated": False,
-    "score": 0.25,
-    "pass": True,
-    "status": "pass",
-    "reason": "",
-    "answer": "3.1",
-  }
+    "truncated": False, "score": 0.25, "pass": True, "status": "pass",
+    "reason": "", "answer": "3.1",
+  }  # fmt: skip
   assert records[2 * N + 2] == {
-    "id": "f0/heldout/2",
-    "domain": "gym",
-    "task": "f0",
-    "sample": 2,
+    "id": "f0/heldout/2", "domain": "gym", "task": "f0", "sample": 2,
     "tokens": 1,  # 1 + (2 + 2) % 4
-    "truncated": False,
-    "score": 0.5,
-    "pass": False,
-    "status": "fail",
-    "reason": "",
-    "answer": "2.2",
-  }
+    "truncated": False, "score": 0.5, "pass": False, "status": "fail",
+    "reason": "", "answer": "2.2",
+  }  # fmt: skip
   assert records[3 * N]["tokens"] == 4 and records[3 * N]["truncated"] is True
   for i, right in enumerate(RIGHT):
     passed = [r["pass"] for r in records[i * N : (i + 1) * N]]

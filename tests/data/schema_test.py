@@ -57,11 +57,8 @@ def test_renamed_columns_are_fields_and_the_others_stay():
   }
   values, others = schema.renamed(record, names)
   assert values == {
-    "prompt": "1 + 1?",
-    "answer": "2",
-    "source": "easy",
-    "id": 3,
-  }
+    "prompt": "1 + 1?", "answer": "2", "source": "easy", "id": 3,
+  }  # fmt: skip
   assert others == {
     "answer": "long",
     "reward_model": record["reward_model"],

@@ -168,11 +168,8 @@ def indexes(draw):
   for _ in range(draw(st.integers(1, 2))):
     if draw(st.booleans()):
       places = [
-        f"../{WEIGHTS}",
-        f"other/{WEIGHTS}",
-        "/etc/passwd",
-        "config.json",
-      ]
+        f"../{WEIGHTS}", f"other/{WEIGHTS}", "/etc/passwd", "config.json",
+      ]  # fmt: skip
       name = draw(st.sampled_from(sorted(where)))
       where[name] = draw(st.sampled_from(places) | fuzzing.JSON)
     else:

@@ -87,11 +87,8 @@ def test_deepscaler(tmp_path):
     ]
   ]
   assert dropped == {
-    "no problem": 1,
-    "no answer": 2,
-    "answer refused": 2,
-    "prompt refused": 1,
-  }
+    "no problem": 1, "no answer": 2, "answer refused": 2, "prompt refused": 1,
+  }  # fmt: skip
 
 
 def eurus(ability, truth, text="Do it.", source="taco"):

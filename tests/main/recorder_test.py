@@ -122,15 +122,11 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   for p, line in enumerate(visits):
     example, right = examples.example(1, p), kept.scores.reward[p] >= 1.0
     assert line == {
-      "step": 1,
-      "id": example.id,
-      "task": example.task,
-      "drawn": right.size,
-      "right": int(right.sum()),
-      "invalid": 0,
+      "step": 1, "id": example.id, "task": example.task, "drawn": right.size,
+      "right": int(right.sum()), "invalid": 0,
       "tokens": int(kept.rollouts.mask[p].sum()),
       "kept": p > 0,
-    }
+    }  # fmt: skip
   shown = metrics.read_lines(tmp_path / "samples.jsonl")
   assert len(shown) == 4
   for p, line in enumerate(shown):

@@ -336,16 +336,12 @@ def test_a_prompt_is_answered_in_lines_of_json(talk, policy):
   want = policy.sample([SHORT, "Add 1 and 2."], n=3, temperature=0.7)
   assert lines(said.out) == [
     {
-      "prompt": prompt,
-      "sample": n,
-      "response": one.text,
-      "tokens": len(one.tokens),
-      "logp": one.logp,
-      "truncated": one.truncated,
+      "prompt": prompt, "sample": n, "response": one.text,
+      "tokens": len(one.tokens), "logp": one.logp, "truncated": one.truncated,
     }
     for prompt, each in zip([SHORT, "Add 1 and 2."], want, strict=True)
     for n, one in enumerate(each)
-  ]
+  ]  # fmt: skip
 
 
 @pytest.mark.ci
@@ -375,21 +371,11 @@ def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):
   assert [one["verdict"] for one in found] == ["pass", "fail", "fail", "fail"]
   assert mentions(said.err.splitlines()[1], "1 of 4 ... (25.0%)")
   assert found[2] == {
-    "prompt": "What is 1 + 2?\nBox it.",
-    "sample": 0,
-    "response": r"\boxed{2}",
-    "tokens": 2,
-    "logp": -1.5,
-    "truncated": False,
-    "id": "b",
-    "domain": "math",
-    "task": "sums",
-    "gold": "3",
-    "answer": "2",
-    "verdict": "fail",
-    "reason": found[2]["reason"],
-    "score": 0.0,
-  }
+    "prompt": "What is 1 + 2?\nBox it.", "sample": 0, "response": r"\boxed{2}",
+    "tokens": 2, "logp": -1.5, "truncated": False, "id": "b", "domain": "math",
+    "task": "sums", "gold": "3", "answer": "2", "verdict": "fail",
+    "reason": found[2]["reason"], "score": 0.0,
+  }  # fmt: skip
   assert found[2]["reason"]
 
 

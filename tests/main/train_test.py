@@ -270,15 +270,10 @@ def files(tmp_path_factory):
 def on_pairs(model, files, **fields):
   c = sft.get_config()
   known = {
-    "policy.checkpoint": str(model),
-    "data.files": (files,),
-    "optim.row_tokens": 48,
-    "optim.rows": 8,
-    "optim.microbatches": 1,
-    "optim.lr": 0.01,
-    "optim.epochs": 4,
-    "devices.mesh_fsdp": 8,
-  }
+    "policy.checkpoint": str(model), "data.files": (files,),
+    "optim.row_tokens": 48, "optim.rows": 8, "optim.microbatches": 1,
+    "optim.lr": 0.01, "optim.epochs": 4, "devices.mesh_fsdp": 8,
+  }  # fmt: skip
   c.update_from_flattened_dict(known | fields)
   c = settings.typed(c, Warmup)
   return resolve.warmup(c, resolve.here(c.devices))

@@ -146,11 +146,8 @@ def test_names_the_parameter_that_does_not_fit(mesh, params, message):
 def test_moments_lie_where_their_parameters_lie(mesh):
   params = abstract()
   state = {
-    "mu": params,
-    "nu": (params, leaf()),
-    "count": leaf(),
-    "rest": leaf(5),
-  }
+    "mu": params, "nu": (params, leaf()), "count": leaf(), "rest": leaf(5),
+  }  # fmt: skip
   got = sharding.state_shardings(state, params, mesh)
   places = sharding.param_shardings(params, mesh)
   whole = jax.sharding.NamedSharding(mesh, P())

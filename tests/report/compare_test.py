@@ -124,13 +124,9 @@ def test_rows_have_a_start_once():
   rows = [(r["run"], r["evaluation"], r["at"]) for r in data["rows"]]
   ends = ["equal time", "equal CPU time", "end"]
   assert rows == [
-    (0, 0, ["start"]),
-    (0, 2, ends),
-    (1, 2, ends),
-    (2, 0, ["start"]),
-    (2, 2, ends),
-    (3, 0, ["evaluation"]),
-  ]
+    (0, 0, ["start"]), (0, 2, ends), (1, 2, ends), (2, 0, ["start"]),
+    (2, 2, ends), (3, 0, ["evaluation"]),
+  ]  # fmt: skip
   policy = data["runs"][3]
   assert policy["evaluated"] == "x" and policy["finished"]
   assert policy["throughput"] is None

@@ -743,13 +743,9 @@ def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
   aside = run.dir / "set_aside/1"
   assert events_of[2][2].endswith(f"see {aside}")
   assert events_of == [
-    ("start", 0, None),
-    ("end", 7, said),
-    ("warning", 3, events_of[2][2]),
-    ("resume", 3, None),
-    ("end", 12, "done"),
-    ("end", 0, lost),
-  ]
+    ("start", 0, None), ("end", 7, said), ("warning", 3, events_of[2][2]),
+    ("resume", 3, None), ("end", 12, "done"), ("end", 0, lost),
+  ]  # fmt: skip
   assert [e["status"] for e in told() if e["event"] == "end"] == [74, 0, 2]
   assert {e["workdir"] for e in told()} == {str(run.dir)}
   assert all(e["host"] and e["pid"] == os.getpid() for e in told())
