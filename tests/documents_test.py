@@ -8,7 +8,7 @@ import sys
 
 import compiling
 import pytest
-from launchers import ran
+from launchers import lines, ran
 
 from brorl_jax import evaluate
 from brorl_jax.data import dataset
@@ -177,16 +177,8 @@ def run(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
-def every_line(path: pathlib.Path) -> list[dict]:
-  return [*map(json.loads, path.read_text().splitlines())]
-
-
-def first_line(path: pathlib.Path) -> dict:
-  return every_line(path)[0]
-
-
 def test_the_glossary_has_every_metric_and_no_other(run):
-  line = first_line(run / "metrics.jsonl")
+  line = lines(run / "metrics.jsonl")[0]
   names = glossary("Metrics")
   assert len(set(names)) == len(names)
   # One row stands for the metrics of all tasks, and of all bins.
@@ -204,18 +196,11 @@ def test_the_glossary_has_every_metric_and_no_other(run):
 
 
 def test_the_glossary_has_every_value_of_an_evaluation():
-  record = dict(
-    id="a",
-    domain="gym",
-    task="gcd",
-    sample=0,
-    tokens=3,
-    truncated=False,
-    score=1.0,
-    status="pass",
-    reason="",
-    answer="4",
-  ) | {"pass": True}
+  record = {
+    "id": "a", "domain": "gym", "task": "gcd", "sample": 0, "tokens": 3,
+    "truncated": False, "score": 1.0, "pass": True, "status": "pass",
+    "reason": "", "answer": "4",
+  }  # fmt: skip
   values = evaluate.summary([record])["all"]
   assert glossary("Evaluation summary") == list(values)
 
@@ -223,8 +208,8 @@ def test_the_glossary_has_every_value_of_an_evaluation():
 def test_the_table_of_samples_and_records_has_their_fields(run):
   text = CONFIGS.read_text().split("## Samples and records\n")[1]
   written = {
-    "samples": set(first_line(run / "samples.jsonl")),
-    "records": set().union(*every_line(run / "eval" / "records.jsonl")),
+    "samples": set(lines(run / "samples.jsonl")[0]),
+    "records": set().union(*lines(run / "eval" / "records.jsonl")),
   }
   documented = {name: set() for name in written}
   for names, where in re.findall(

@@ -173,11 +173,8 @@ def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
   assert process.returncode == 130
   assert err.splitlines()[-1] == "interrupted; the same command resumes"
   end = metrics.read_lines(workdir / "events.jsonl")[-1]
-  assert (end["event"], end["why"], end["status"]) == (
-    "end",
-    "interrupted",
-    130,
-  )
+  ended = {"event": "end", "why": "interrupted", "status": 130}
+  assert end.items() >= ended.items()
   process = start(workdir)
   _, err = process.communicate(timeout=240)
   assert process.returncode == 0, err

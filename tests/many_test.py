@@ -18,6 +18,7 @@ import messages
 import numpy as np
 import pytest
 import safetensors.numpy
+from launchers import lines
 
 from brorl_jax.main import export
 from brorl_jax.many import processes
@@ -132,10 +133,6 @@ def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   if not to.exists():
     export.run(configured.config(checkpoint=str(workdir)).policy, to)
   return safetensors.numpy.load_file(to / "model.safetensors")
-
-
-def lines(path: pathlib.Path) -> list[dict]:
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # Numbers of the clock and of the mesh, and gaps that are rounding alone.

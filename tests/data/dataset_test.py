@@ -658,9 +658,7 @@ def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
 )
 def test_what_is_no_pair_is_refused_by_line_and_field(tmp_path, line, says):
   path = plain(tmp_path / "a.jsonl", {"prompt": "1?", "response": "x"}, line)
-  with pytest.raises(DataError) as e:
+  with refuses(DataError, f"{path}, line 2, field ... {says}"):
     dataset.read_pairs(path, names={})
-  assert str(e.value).startswith(f"{path}, line 2, field ")
-  assert says in str(e.value) and "\n" not in str(e.value)
   data = dataset.read_pairs(path, names={}, skip_bad=True)
   assert len(data.examples) == len(data.skipped) == 1

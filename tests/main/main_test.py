@@ -298,7 +298,7 @@ print(digest, count("/cache_hits"), count("/cache_misses"))
 def test_another_process_finds_all_programs_and_has_the_same_bytes(tmp_path):
   """Sharded over four devices, with a buffer that is donated."""
 
-  def ran(where):
+  def found(where):
     flags = f"--xla_force_host_platform_device_count=4 {compiling.QUICK}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = ran(sys.executable, "-c", PROGRAM, str(where), env=env)
@@ -306,6 +306,6 @@ def test_another_process_finds_all_programs_and_has_the_same_bytes(tmp_path):
     digest, hits, misses = done.stdout.split()
     return digest, int(hits), int(misses)
 
-  first, hits, misses = ran(tmp_path)
+  first, hits, misses = found(tmp_path)
   assert misses > 3
-  assert ran(tmp_path) == (first, hits + misses, 0)
+  assert found(tmp_path) == (first, hits + misses, 0)

@@ -328,11 +328,8 @@ def test_an_end_within_a_step_is_recorded_once_files_are_open(wired, tmp_path):
   recorder.cut("interrupted", 130)
   recorder.close()
   end = metrics.read_lines(tmp_path / "events.jsonl")[-1]
-  assert (end["event"], end["why"], end["status"]) == (
-    "end",
-    "interrupted",
-    130,
-  )
+  ended = {"event": "end", "why": "interrupted", "status": 130}
+  assert end.items() >= ended.items()
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
@@ -425,20 +422,13 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
   scores = scores._replace(responses=responses)
   groups = sampled.groups._replace(scores=scores)
   recorder = start_at(wired, tmp_path, 2)
-  recorder.step(
-    3,
-    {"reward/mean": 0.5},
-    wired.kept,
-    dataclasses.replace(sampled, groups=groups),
-  )
+  sampled = dataclasses.replace(sampled, groups=groups)
+  recorder.step(3, {"reward/mean": 0.5}, wired.kept, sampled)
   recorder.close()
   event = timeless(tmp_path)[-1]
-  assert (event["step"], event["event"], event["why"]) == (
-    3,
-    "unjudged",
-    "late",
-  )
-  assert (event["count"], event["of"]) == (len(responses), responses.size)
+  wanted = {"step": 3, "event": "unjudged", "why": "late"}
+  wanted |= {"count": len(responses), "of": responses.size}
+  assert event.items() >= wanted.items()
 
 
 class Files(Recorder):

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -21,7 +22,6 @@ import tiers
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from launchers import ran
 from messages import mentions, refuses
 
 from brorl_jax.many import processes
@@ -341,9 +341,8 @@ def test_a_step_is_read_back_before_one_is_deleted(run, monkeypatch, damage):
   store = run.open()
   for step in (1, 2, 5, 9):
     store.save(step, state_of(step), run_state_of(step))
-  with pytest.raises(checkpoints.Unsaved, match="step is 5") as e:
+  with refuses(checkpoints.Unsaved, "checkpoint 9 in ... step is 5"):
     store.close()
-  assert "\n" not in str(e.value) and "checkpoint 9 in " in str(e.value)
   assert kept == [[1], [1, 2], [1, 2, 5], [2, 5, 9]]
   assert store.good == 5 and {2, 5} <= {*run.steps()}
   store.close()  # once more is no more
@@ -398,8 +397,13 @@ run = t.Run(t.pathlib.Path({str(run.root)!r}))
 like, store = t.state_of(0), run.open()
 {code}
 """
-  cpu = {**os.environ, "JAX_PLATFORMS": "cpu"}
-  return ran(sys.executable, "-c", code, timeout=120, env=cpu)
+  return subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+  )
 
 
 def test_one_of_several_that_cannot_read_changes_nothing(run, monkeypatch):
