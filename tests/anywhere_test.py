@@ -13,6 +13,7 @@ import sys
 
 import compiling
 import pytest
+from launchers import ran
 
 pytestmark = pytest.mark.ci
 ROOT = pathlib.Path(__file__).parents[1]
@@ -60,19 +61,12 @@ def site(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture
 def brorl(site, tmp_path):
-  """The command in an empty folder."""
   flags = {"XLA_FLAGS": compiling.QUICK}
   environment = os.environ | flags | {"PYTHONPATH": str(site)}
 
   def run(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-      [sys.executable, "-m", "brorl_jax.main", *words],
-      cwd=tmp_path,
-      env=environment,
-      capture_output=True,
-      text=True,
-      timeout=280,
-    )
+    command = sys.executable, "-m", "brorl_jax.main", *words
+    return ran(*command, cwd=tmp_path, env=environment)
 
   return run
 

@@ -26,7 +26,6 @@ SHORT = _short()
 
 
 def changed(c: Any, **fields: Any) -> Any:
-  """A ConfigDict with other values; dotted names are taken as they are."""
   names = {SHORT.get(k, k): v for k, v in fields.items()}
   with c.unlocked():
     for name in [k for k in names if k in ("data.domains", "data.families")]:
@@ -36,10 +35,8 @@ def changed(c: Any, **fields: Any) -> Any:
 
 
 def config(**fields: Any) -> sections.Config:
-  """The base config with other values."""
   return settings.typed(changed(base.get_config(), **fields))
 
 
 def examples(c: sections.Config, text: Any) -> Examples:
-  """The prompts of a run."""
   return Examples(c, text)

@@ -58,8 +58,6 @@ class Crowd:
     return self._draws[self._here.index]
 
   def run(self, function):
-    """The results of all, by number."""
-
     def one(index):
       self._here.index = index
       return function(index)

@@ -4,11 +4,11 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import compiling
 import pytest
+from launchers import lines, ran
 
 from brorl_jax import evaluate
 from brorl_jax.data import dataset
@@ -24,12 +24,10 @@ CONFIGS = ROOT / "configs" / "README.md"
 
 
 def prose(path: pathlib.Path) -> str:
-  """A document without its code blocks."""
   return re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
 
 
 def anchors(path: pathlib.Path) -> set[str]:
-  """Of its headings, as GitHub makes them."""
   headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
   return {
     re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -158,7 +156,6 @@ def glossary(heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-  """The folder of a run with one small step, on sums of a file."""
   folder = tmp_path_factory.mktemp("glossary") / "run"
   sums = [
     {"domain": "math", "prompt": f"{i} + 5?", "answer": f"{i + 5}"}
@@ -171,31 +168,17 @@ def run(tmp_path_factory) -> pathlib.Path:
     --config.sampling.max_new_tokens=2 --config.filter.keep=all
     --config.optim.rows=4 --config.optim.blocks=4 --config.optim.minibatches=1
     --config.eval.prompts=1 --config.eval.n=1 --config.theory.prompts=0"""
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "brorl_jax.main", "--config=smoke"),
-      *(f"--workdir={folder}", f"--config.data.files={file}", *words.split()),
-    ],
-    cwd=ROOT,
+  done = ran(
+    *(sys.executable, "-m", "brorl_jax.main", "--config=smoke"),
+    *(f"--workdir={folder}", f"--config.data.files={file}", *words.split()),
     env=os.environ | {"XLA_FLAGS": compiling.QUICK, "USE_TORCH": "0"},
-    capture_output=True,
-    text=True,
-    timeout=240,
   )
   assert done.returncode == 0, done.stderr
   return folder
 
 
-def every_line(path: pathlib.Path) -> list[dict]:
-  return [*map(json.loads, path.read_text().splitlines())]
-
-
-def first_line(path: pathlib.Path) -> dict:
-  return every_line(path)[0]
-
-
 def test_the_glossary_has_every_metric_and_no_other(run):
-  line = first_line(run / "metrics.jsonl")
+  line = lines(run / "metrics.jsonl")[0]
   names = glossary("Metrics")
   assert len(set(names)) == len(names)
   # One row stands for the metrics of all tasks, and of all bins.
@@ -213,18 +196,11 @@ def test_the_glossary_has_every_metric_and_no_other(run):
 
 
 def test_the_glossary_has_every_value_of_an_evaluation():
-  record = dict(
-    id="a",
-    domain="gym",
-    task="gcd",
-    sample=0,
-    tokens=3,
-    truncated=False,
-    score=1.0,
-    status="pass",
-    reason="",
-    answer="4",
-  ) | {"pass": True}
+  record = {
+    "id": "a", "domain": "gym", "task": "gcd", "sample": 0, "tokens": 3,
+    "truncated": False, "score": 1.0, "pass": True, "status": "pass",
+    "reason": "", "answer": "4",
+  }  # fmt: skip
   values = evaluate.summary([record])["all"]
   assert glossary("Evaluation summary") == list(values)
 
@@ -232,8 +208,8 @@ def test_the_glossary_has_every_value_of_an_evaluation():
 def test_the_table_of_samples_and_records_has_their_fields(run):
   text = CONFIGS.read_text().split("## Samples and records\n")[1]
   written = {
-    "samples": set(first_line(run / "samples.jsonl")),
-    "records": set().union(*every_line(run / "eval" / "records.jsonl")),
+    "samples": set(lines(run / "samples.jsonl")[0]),
+    "records": set().union(*lines(run / "eval" / "records.jsonl")),
   }
   documented = {name: set() for name in written}
   for names, where in re.findall(

@@ -11,17 +11,11 @@ from brorl_jax.many import processes
 @pytest.mark.parametrize(
   "number, status",
   [
-    (errno.ENOSPC, 74),
-    (errno.EROFS, 74),
-    (errno.EDQUOT, 74),
-    (errno.EIO, 74),
-    (errno.EMFILE, 74),
-    (errno.ESTALE, 74),
-    (errno.ENOENT, 2),
-    (errno.EACCES, 2),
-    (errno.ECONNREFUSED, 2),
+    (errno.ENOSPC, 74), (errno.EROFS, 74), (errno.EDQUOT, 74), (errno.EIO, 74),
+    (errno.EMFILE, 74), (errno.ESTALE, 74), (errno.ENOENT, 2),
+    (errno.EACCES, 2), (errno.ECONNREFUSED, 2),
   ],
-)
+)  # fmt: skip
 def test_a_failing_storage_is_told_from_a_wrong_name(number, status):
   assert errors.status(OSError(number, "x")) == status
 

@@ -19,28 +19,19 @@ pytestmark = pytest.mark.ci
 KILLS, TERMS = 20, 10
 # Of a run that was killed after step 8. "*" stands for any name.
 FILES = (
-  "config.json",
-  "metrics.jsonl",
-  "samples.jsonl",
-  "visits.jsonl",
-  "events.jsonl",
-  "eval/curve.jsonl",
-  "eval/records.jsonl",
-  "events.out.tfevents.*",
-  "checkpoints/6/_CHECKPOINT_METADATA",
-  "checkpoints/6/extra/metadata",
-  "checkpoints/6/state/_METADATA",
-  "checkpoints/6/state/_sharding",
-  "checkpoints/6/state/manifest.ocdbt",
+  "config.json", "metrics.jsonl", "samples.jsonl", "visits.jsonl",
+  "events.jsonl", "eval/curve.jsonl", "eval/records.jsonl",
+  "events.out.tfevents.*", "checkpoints/6/_CHECKPOINT_METADATA",
+  "checkpoints/6/extra/metadata", "checkpoints/6/state/_METADATA",
+  "checkpoints/6/state/_sharding", "checkpoints/6/state/manifest.ocdbt",
   "checkpoints/6/state/ocdbt.process_0/manifest.ocdbt",
   "checkpoints/6/state/ocdbt.process_0/d/*",
   "checkpoints/6/state/d/*",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-  """Keeps compiled programs with those of the other tests."""
   with runs.Site(
     tmp_path_factory.mktemp("faults"),
     programs=pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),

@@ -22,13 +22,7 @@ def tiers(
 
   The short one has the same examples each time: what fails is due to a change.
   The slow one has new ones each time, and prints what reproduces a failure.
-
-  Args:
-    *strategies: Of the arguments of the check.
-    few: Examples of the short test.
-    many: Examples of the slow test.
-    known: Arguments that failed once, by what was wrong; both tests begin with
-      them.
+  Both begin with `known`: arguments that failed once, by what was wrong.
   """
 
   def of(check: Callable[..., None]) -> tuple[Any, Any]:

@@ -72,8 +72,6 @@ TESTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What became of one program."""
-
   verdict: Verdict
   seconds: float
   said: bytes  # all that came out of the jail
@@ -134,7 +132,6 @@ def run_all(names, level, canaries, *, at_once: int) -> dict[str, Report]:
 
 
 def change_source(monkeypatch, old, new, times=100) -> list[str]:
-  """The source of the next jails has something else; returns their sources."""
   real, sources = zygote._boot, []
 
   def boot(**options):
@@ -176,7 +173,6 @@ class Canaries:
     self._stack.close()
 
   def fill(self, program: str) -> str:
-    """Tells a program where to find them."""
     for name, value in self._places.items():
       program = program.replace(f"@{name}@", str(value))
     return program

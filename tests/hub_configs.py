@@ -200,13 +200,11 @@ def read(directory, config):
 
 
 def old(config):
-  """Without the fields that transformers 5 added."""
   added = ("rope_parameters", "dtype", "layer_types")
   return {k: v for k, v in config.items() if k not in added}
 
 
 def new(config):
-  """As transformers 5 writes it."""
   kind = CONFIG_MAPPING[config["model_type"]]
   return json.loads(kind.from_dict(copy.deepcopy(config)).to_json_string())
 

@@ -23,7 +23,6 @@ def free_port() -> int:
 
 
 def program(path: pathlib.Path, text: str) -> pathlib.Path:
-  """A Python script that can be called as a command."""
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(f"#!{sys.executable} -IS\n{text}")
   path.chmod(0o755)
@@ -44,7 +43,6 @@ def start(script: str, *flags: str, path=None, **env: str) -> subprocess.Popen:
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str, str]:
-  """Exit status, standard output and standard error."""
   try:
     out, err = process.communicate(timeout=SECONDS)
   finally:
@@ -52,7 +50,12 @@ def ended(process: subprocess.Popen) -> tuple[int, str, str]:
   return process.returncode, out, err
 
 
+def ran(*command, **how) -> subprocess.CompletedProcess:
+  """A command that has ended: its status, and what it wrote."""
+  how = dict(cwd=LAUNCH.parent, timeout=280) | how
+  return subprocess.run(command, capture_output=True, text=True, **how)
+
+
 def lines(path: pathlib.Path) -> list:
-  """The JSON lines of a file, none if it is missing."""
   text = path.read_text() if path.exists() else ""
   return [json.loads(line) for line in text.splitlines()]

@@ -113,7 +113,6 @@ def say(text: str) -> None:
 
 
 def drip() -> None:
-  """A reply that never ends, a byte at a time."""
   os.write(3, (60_000).to_bytes(4, sys.byteorder))
   while True:
     os.write(3, b" ")

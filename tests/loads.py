@@ -63,5 +63,4 @@ def settled(
 def planned(
   c: Config, policy: Policy = SMALL, axes: Axes = ONE, **how
 ) -> Plans:
-  """The memory plans of a config."""
   return settled(c, policy, axes, **how)[1]

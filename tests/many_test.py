@@ -18,6 +18,7 @@ import messages
 import numpy as np
 import pytest
 import safetensors.numpy
+from launchers import lines
 
 from brorl_jax.main import export
 from brorl_jax.many import processes
@@ -44,7 +45,6 @@ SMALL = """
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> pathlib.Path:
-  """A folder with a reward and data."""
   folder = tmp_path_factory.mktemp("many")
   (folder / "reward.py").write_text(REWARD)
   lines = [
@@ -106,7 +106,6 @@ class Many:
       one.wait()
 
   def ended(self, *which: int, within_s: float = 400) -> list[int]:
-    """Exit statuses, of these or of all."""
     end = time.monotonic() + within_s
     return [
       self.every[i].wait(max(end - time.monotonic(), 0.1))
@@ -114,7 +113,6 @@ class Many:
     ]
 
   def connected(self) -> None:
-    """Returns once the processes know each other."""
     while not any("processes," in self.said(i) for i in range(2)):
       assert self.every[0].poll() is None, self.said(0)
       time.sleep(0.1)
@@ -124,7 +122,6 @@ class Many:
 
 
 def trained(site, workdir, count, *words, **how):
-  """A run that is left alone; its folder."""
   with Many(site, workdir, count, *words, **how) as many:
     statuses = many.ended()
     assert statuses == [0] * count, "\n".join(map(many.said, range(count)))
@@ -136,10 +133,6 @@ def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   if not to.exists():
     export.run(configured.config(checkpoint=str(workdir)).policy, to)
   return safetensors.numpy.load_file(to / "model.safetensors")
-
-
-def lines(path: pathlib.Path) -> list[dict]:
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # Numbers of the clock and of the mesh, and gaps that are rounding alone.
@@ -173,7 +166,6 @@ def alike(one: pathlib.Path, other: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(site):
-  """The run of one process."""
   return trained(site, site / "alone", 1)
 
 

@@ -8,11 +8,9 @@ import pytest
 
 
 def mentions(message: str, pattern: str) -> bool:
-  """Whether a line of a message holds every part of a pattern, in any order.
+  """Whether one line holds every part of a pattern, in any order.
 
-  Args:
-    message: The text of an error, or what a command printed.
-    pattern: Fields, values and key words, separated by " ... ".
+  The parts are fields, values and key words, separated by " ... ".
   """
   return any(
     all(_holds(line, part) for part in pattern.split(" ... "))

@@ -20,14 +20,12 @@ def config(**changes):
 
 
 def machine(count: int = 1) -> Machine:
-  """The first devices."""
   axes = meshes.Axes(fsdp=count)
   mesh = meshes.over([jax.devices()[:count]], axes)
   return Machine(axes, here(), 1, mesh)
 
 
 def resolved(c: Config | None = None, **changes) -> Run:
-  """The run of a config, or of the small one, on one device."""
   return resolve.resolve(c or config(**changes), machine())
 
 

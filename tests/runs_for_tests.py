@@ -39,7 +39,6 @@ PASSES = {  # of the two samples of each prompt, by step
 
 
 def problems(path, numbers, *, prefix="q", domain="math"):
-  """Writes a file of sums to be solved; its path."""
   lines = [
     {
       "id": f"{prefix}-{i}",
@@ -54,7 +53,6 @@ def problems(path, numbers, *, prefix="q", domain="math"):
 
 
 def records(step, passes, prompts=PROMPTS, *, tokens=5):
-  """Lines of eval/records.jsonl of one evaluation."""
   return [
     {
       "step": step, "id": name, "domain": domain, "task": task, "sample": n,
@@ -89,7 +87,6 @@ def metric_lines(
 
 
 def merged(config, changes):
-  """A config with some fields changed, "a.b" for one below another."""
   out = json.loads(json.dumps(config))
   for field, value in changes.items():
     *above, last = field.split(".")
@@ -108,7 +105,6 @@ def dump(path, lines):
 def run(
   path, *, passes=None, prompts=None, lines=None, held="abc", tokens=5, **config
 ):
-  """A training run; keywords with __ are fields below others."""
   path, passes = pathlib.Path(path), passes or PASSES
   prompts = prompts or PROMPTS
   names = {name: name.replace("__", ".") for name in config}
@@ -132,7 +128,6 @@ def run(
 
 
 def with_checkpoints(path, c, steps, **found):
-  """A run of the embedded policy, moved by 1 % of its weights per step."""
   path.mkdir(exist_ok=True)
   began = str(huggingface.locate(c.policy.checkpoint))
   found = {"run": "mine", "files": {}, "began_with": began, **found}
@@ -147,7 +142,6 @@ def with_checkpoints(path, c, steps, **found):
 
 
 def evaluation(path, *, passes=PASSES[3], **config):
-  """An evaluation of one policy."""
   path = run(path, passes={0: passes}, **config)
   (path / "metrics.jsonl").unlink()
   (path / "eval" / "curve.jsonl").unlink()

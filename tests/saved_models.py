@@ -50,7 +50,6 @@ def same(got, want):
 
 
 def edit(directory, **fields):
-  """Changes fields of config.json; None takes one away."""
   path = directory / "config.json"
   config = json.loads(path.read_text()) | fields
   config = {k: v for k, v in config.items() if v is not None}
@@ -64,7 +63,6 @@ def rewrite(directory, change):
 
 
 def split(directory, files=3):
-  """The same weights in several files and an index."""
   tensors = safetensors.numpy.load_file(directory / WEIGHTS)
   (directory / WEIGHTS).unlink()
   where = {}
@@ -97,7 +95,6 @@ MOE = dict(
 
 
 def routed(directory):
-  """A policy of experts, in several files, and its parameters."""
   directory.mkdir()
   (directory / "config.json").write_text(json.dumps(MOE))
   policy = architectures.read_policy(directory, dtype="float32")

@@ -1,8 +1,8 @@
-"""Scores for tests that care for rewards alone."""
+"""Rollouts and scores of which only some numbers matter."""
 
 import numpy as np
 
-from brorl_jax.types import ScoredResponse, Scores
+from brorl_jax.types import Rollouts, ScoredResponse, Scores
 from brorl_jax.verdicts.base import Verdict
 
 
@@ -23,3 +23,15 @@ def scores(reward, answer=None, valid=None, task="some") -> Scores:
     )
     judged[at] = ScoredResponse(task, verdict, 0.001)
   return Scores(reward, np.asarray(answer, np.int32), valid, judged)
+
+
+def rollouts(tokens, mask=True, logp=0.0, truncated=False) -> Rollouts:
+  """Of [P, N, T] tokens; 0 where `mask` says that there is none."""
+  mask = np.array(np.broadcast_to(mask, tokens.shape))
+  return Rollouts(
+    tokens=np.where(mask, tokens, 0).astype(np.int32),
+    logp=np.where(mask, logp, 0.0).astype(np.float32),
+    mask=mask,
+    truncated=np.array(np.broadcast_to(truncated, tokens.shape[:2])),
+    slot_steps=np.ones(len(tokens), np.float32),
+  )

@@ -39,7 +39,6 @@ def _continue(logits, params, rows, keys, sampling, T):
 def sample(
   policy, params, prompts, key, *, n, max_new_tokens, stop_ids=(), **sampling
 ):
-  """Tokens, log-probabilities and masks [P,N,T], as `sampler.sample` has."""
   P, T, S = len(prompts), max_new_tokens, max(map(len, prompts))
   rows = np.full((P, n, S + T), -1, np.int32)
   for p, ids in enumerate(prompts):

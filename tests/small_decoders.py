@@ -150,14 +150,11 @@ def spec(policy=Recall(), **changes):
 
 
 def numbered(count):
-  """Prompts of one token, and number p."""
   tokens = np.arange(count, dtype=np.int32)[:, None] % 6
   return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
 
 
 class Feed:
-  """Gives some prompts at a time; notes what it was asked."""
-
   def __init__(self, prompts, most=3):
     self.prompts, self.most, self.given, self.asked = prompts, most, 0, []
 
@@ -172,7 +169,6 @@ class Feed:
 
 
 def by_prompt(stream):
-  """Rollouts of each prompt, in the order in which they were done."""
   out = {}
   for prompts, rollouts in stream:
     for i, p in enumerate(prompts.index.tolist()):

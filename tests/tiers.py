@@ -7,16 +7,10 @@ import pytest
 
 
 def some(cases: Iterable[Any], desk: int, ci: int | None = None) -> list[Any]:
-  """All cases, marked by the tier that they run in.
+  """All cases, as parametrize takes them: `desk` of them run at a desk.
 
-  Those of a desk and those of CI are spread over the list, the first among
-  them; a case that has a mark keeps it.
-
-  Args:
-    cases: Values or tuples of values, as parametrize takes them.
-    desk: How many run at a desk.
-    ci: How many run in CI, those of a desk among them; by default all. The
-      others are slow.
+  `ci`, by default all, run in CI, those of a desk among them; others are slow.
+  Both are spread over the list, the first among them; a mark is kept.
   """
   cases = list(cases)
   free = [i for i, case in enumerate(cases) if not getattr(case, "marks", ())]

@@ -4,13 +4,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scored
 
 from brorl_jax.learner import packing
 from brorl_jax.learner.objective import Objective
 from brorl_jax.learner.packing import Layout, Source
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Prompts
 
 P, N, S, T, V = 4, 12, 5, 4, 16
 
@@ -43,15 +44,9 @@ def rollouts(seed=0, kinds=5):
   )
   mask = np.arange(T) < take(length)[..., None]
   logp = take(rng.normal(-2.0, 0.3, (P, kinds, T)).astype(np.float32))
-  return Rollouts(
-    tokens=np.where(mask, take(tokens), 0).astype(np.int32),
-    logp=np.where(mask, logp, 0.0).astype(np.float32),
-    mask=mask,
-    truncated=np.zeros((P, N), bool),
-    slot_steps=np.ones(P, np.float32),
-  ), rng.normal(size=(P, kinds)).astype(np.float32)[
-    np.arange(P)[:, None], which
-  ]
+  advantage = rng.normal(size=(P, kinds)).astype(np.float32)
+  out = scored.rollouts(take(tokens), mask, logp)
+  return out, advantage[np.arange(P)[:, None], which]
 
 
 def prompts(seed=0):
@@ -92,14 +87,8 @@ def some_lengths(*lengths):
   """One prompt's distinct rollouts of these lengths, and what is packed."""
   T, N = max(lengths), len(lengths)
   mask = np.arange(T) < np.array(lengths)[:, None]
-  tokens = np.where(mask, 1 + np.arange(N)[:, None], 0).astype(np.int32)
-  out = Rollouts(
-    tokens[None],
-    np.zeros((1, N, T), np.float32),
-    mask[None],
-    np.zeros((1, N), bool),
-    np.ones(1, np.float32),
-  )
+  tokens = np.broadcast_to(1 + np.arange(N)[:, None], mask.shape)
+  out = scored.rollouts(tokens[None], mask[None])
   one = Prompts(
     np.ones((1, 3), np.int32), np.ones((1, 3), bool), np.zeros(1, np.int32)
   )

@@ -20,8 +20,6 @@ FOLDER = pathlib.Path(config.__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Small(Section):
-  """A section to try."""
-
   kind: typing.Literal["a", "b"] = setting("a", "Why a.")
   rate: float = setting(0.5, "Why a half.", unit="per step", phased=True)
   table: Mapping[str, int] = setting({"x": 1}, "A table.")

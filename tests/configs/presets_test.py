@@ -77,7 +77,6 @@ SIMULATED |= {"seeding": 3.0, "anchor": 5.0, "surrogate": "probability"}
 
 
 def values(c, fields) -> dict:
-  """Of a config, by the short names of its fields."""
   flat = config.flat(config.as_dict(c))
   return {field: flat[configured.SHORT[field]] for field in fields}
 
@@ -207,7 +206,6 @@ def stated(path: pathlib.Path) -> set[str]:
 
 
 def named(*fields: dict) -> set[str]:
-  """The full names of fields that are compared here."""
   return {configured.SHORT[field] for some in fields for field in some}
 
 

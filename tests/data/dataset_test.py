@@ -527,9 +527,7 @@ def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
     ({"messages": [{"role": "user", "content": "3 + 5?"}]}, "", ""),
   ],
 )  # fmt: skip
-def test_columns_are_passed_through_but_slips_are_not(
-  tmp_path, changed, field, says
-):
+def test_columns_pass_through_but_slips_do_not(tmp_path, changed, field, says):
   record = {"question": "3 + 5?", "answer": "8", "level": 2} | changed
   record = {k: v for k, v in record.items() if v is not None}
   path = plain(tmp_path / "a.jsonl", record)
@@ -544,19 +542,13 @@ def test_columns_are_passed_through_but_slips_are_not(
 @pytest.mark.parametrize(
   "form, record, says",
   [
-    (
-      Form(),
-      {"question": "q", "answer": "8", "domain": "math"},
-      "'prompt': missing ... --config.data.fields=prompt:COLUMN",
-    ),
-    (
-      Form(),
-      {"answer": "8", "prompt": "p"},
-      "'domain': missing ... answer ... --config.data.domain=math",
-    ),
+    (Form(), {"question": "q", "answer": "8", "domain": "math"},
+      "'prompt': missing ... --config.data.fields=prompt:COLUMN"),
+    (Form(), {"answer": "8", "prompt": "p"},
+      "'domain': missing ... answer ... --config.data.domain=math"),
     (GSM8K, {"question": "", "answer": "8"}, "'prompt': empty ... 'question'"),
   ],
-)
+)  # fmt: skip
 def test_the_column_and_the_remedy_are_named(tmp_path, form, record, says):
   path = plain(tmp_path / "a.jsonl", record)
   with refuses(DataError, f"{path}, line 1, field {says}"):
@@ -664,13 +656,9 @@ def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
     ({"prompt": "", "response": "a"}, "field 'prompt': empty"),
   ],
 )
-def test_what_is_no_pair_is_refused_by_file_line_and_field(
-  tmp_path, line, says
-):
+def test_what_is_no_pair_is_refused_by_line_and_field(tmp_path, line, says):
   path = plain(tmp_path / "a.jsonl", {"prompt": "1?", "response": "x"}, line)
-  with pytest.raises(DataError) as e:
+  with refuses(DataError, f"{path}, line 2, field ... {says}"):
     dataset.read_pairs(path, names={})
-  assert str(e.value).startswith(f"{path}, line 2, field ")
-  assert says in str(e.value) and "\n" not in str(e.value)
   data = dataset.read_pairs(path, names={}, skip_bad=True)
   assert len(data.examples) == len(data.skipped) == 1

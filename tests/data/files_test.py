@@ -113,9 +113,6 @@ def test_files_that_are_not_there(folder, given, says):
   assert paths("a,b.jsonl") == ["a,b.jsonl"]
 
 
-# Names of their own, for ids of lines that have none.
-
-
 def names(*given):
   found = files.names(File(path, "") for path in given)
   return {os.path.relpath(path): name for path, name in found.items()}
@@ -144,12 +141,8 @@ def test_names_are_as_short_as_they_can_be(folder):
   assert len(both) == 2 and len(set(both.values())) == 1
 
 
-# The hub, with a stand-in for its download.
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-  """Data sets of a hub by name; what was asked of it."""
   import huggingface_hub
 
   asked = []
@@ -264,9 +257,6 @@ def test_without_a_network_the_command_that_helps_is_told(hub, monkeypatch):
   )
   why.clear()
   assert mentions(refused("hub:x"), "hub:x ... (OSError)")
-
-
-# Arrow, as `datasets` saves to disk.
 
 
 def test_an_arrow_stream_holds_the_same_records(tmp_path):

@@ -16,18 +16,14 @@ KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
   [
     ("", {}),
     ("prompt:question", {"prompt": "question"}),
-    (
-      " prompt: question , answer:answer,",
-      {"prompt": "question", "answer": "answer"},
-    ),
-    (
-      "answer:reward_model.ground_truth",
-      {"answer": "reward_model.ground_truth"},
-    ),
+    (" prompt: question , answer:answer,",
+      {"prompt": "question", "answer": "answer"}),
+    ("answer:reward_model.ground_truth",
+      {"answer": "reward_model.ground_truth"}),
     ("prompt:text,answer:text", {"prompt": "text", "answer": "text"}),
     ("answer:a:b", {"answer": "a:b"}),
   ],
-)
+)  # fmt: skip
 def test_a_map_of_fields_by_hand(text, want):
   assert schema.parse(text, KNOWN) == want
 
@@ -61,11 +57,8 @@ def test_renamed_columns_are_fields_and_the_others_stay():
   }
   values, others = schema.renamed(record, names)
   assert values == {
-    "prompt": "1 + 1?",
-    "answer": "2",
-    "source": "easy",
-    "id": 3,
-  }
+    "prompt": "1 + 1?", "answer": "2", "source": "easy", "id": 3,
+  }  # fmt: skip
   assert others == {
     "answer": "long",
     "reward_model": record["reward_model"],

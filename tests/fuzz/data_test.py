@@ -43,7 +43,6 @@ _FORMS = st.sampled_from(
 
 
 def encoded(value, ascii_only):
-  """JSON as Python writes it, with whatever it lets through."""
   text = json.dumps(value, ensure_ascii=ascii_only)
   return text.encode(errors="surrogatepass").replace(b"\n", b"\\n")
 

@@ -42,18 +42,13 @@ pytestmark = pytest.mark.ci
 _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
 _FILES = (
-  "metrics.jsonl",
-  "samples.jsonl",
-  "events.jsonl",
-  "eval/curve.jsonl",
-  "eval/records.jsonl",
-  "checkpoints/2/extra/metadata",
-)
+  "metrics.jsonl", "samples.jsonl", "events.jsonl", "eval/curve.jsonl",
+  "eval/records.jsonl", "checkpoints/2/extra/metadata",
+)  # fmt: skip
 
 
 @functools.cache
 def config():
-  """Two steps of one family, evaluated before and after."""
   c = base.get_config()
   with c.unlocked():
     for name in [name for name in c.data.families if name != "gcd"]:
@@ -69,8 +64,6 @@ def examples():
 
 
 class Judge(Scorer):
-  """A scorer without processes."""
-
   def __init__(self, *_):
     self.sandbox, self.log_lines, self.functions = {}, [], {}
 
@@ -130,7 +123,6 @@ def place():
 
 @functools.cache
 def run() -> pathlib.Path:
-  """The folder of a run that ended."""
   path = pathlib.Path(place().name) / "run"
   path.mkdir()
   entries = {
@@ -256,7 +248,6 @@ def changed(draw, path):
 
 
 def read(path):
-  """The values of a file: one, or one for each line."""
   lined, text = path.suffix == ".jsonl", path.read_text()
   return [json.loads(x) for x in (text.splitlines() if lined else [text])]
 

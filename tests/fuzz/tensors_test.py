@@ -23,7 +23,6 @@ _DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 @functools.cache
 def model():
-  """The files of a small model, by name."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder)
     huggingface.save(path, TINY, random_params(), dtype="float32")
@@ -44,7 +43,6 @@ def packed(header, body):
 
 
 def tensors(files):
-  """Every tensor of some files, as float32."""
   out = {}
   for data in (d for name, d in files.items() if name.endswith("tensors")):
     header, body = unpacked(data)
@@ -57,7 +55,7 @@ def tensors(files):
   return out
 
 
-_LAYOUT = huggingface.stored_layout(TINY, None)
+_layout = functools.cache(lambda: huggingface.stored_layout(TINY, None))
 
 
 def slices(directory, files, stored, places, layers, mesh, dtype):
@@ -67,7 +65,6 @@ def slices(directory, files, stored, places, layers, mesh, dtype):
 
 
 def load_or_refuse(files):
-  """Loads the files of a directory; None if they are refused in one line."""
   with tempfile.TemporaryDirectory() as folder:
     inside = pathlib.Path(folder) / "model"
     for place in (inside, inside.parent / "other"):
@@ -84,9 +81,10 @@ def load_or_refuse(files):
 
 
 def check_loaded(files):
+  layout = _layout()
   with (
     mock.patch.object(huggingface, "read_tensors", slices),
-    mock.patch.object(huggingface, "stored_layout", lambda *_: _LAYOUT),
+    mock.patch.object(huggingface, "stored_layout", lambda *_: layout),
     mock.patch.object(architectures, "read_policy", lambda *_, **__: TINY),
   ):
     loaded = load_or_refuse(files)
@@ -103,8 +101,11 @@ def test_what_is_not_damaged_is_loaded():
     same(load_or_refuse(files), random_params())
 
 
-_TENSORS = sorted(k for k in unpacked(model()[0][WEIGHTS])[0])
-_NAMES = st.sampled_from(_TENSORS) | fuzzing.TEXTS
+# Deferred: a process that only collects the tests makes no model.
+_TENSORS = st.deferred(
+  lambda: st.sampled_from(sorted(unpacked(model()[0][WEIGHTS])[0]))
+)
+_NAMES = _TENSORS | fuzzing.TEXTS
 _KINDS = "F32 F16 BF16 F64 I8 U64 BOOL F8_E4M3 f32".split()
 _SIZES = st.sampled_from([0, 1, 2, 16, 24, 2**40, -1])
 _ENDS = st.sampled_from([[0, 2**63], [0, 2**64], [2**64 - 4, 2**64]])
@@ -124,7 +125,7 @@ _ABOUT = st.fixed_dictionaries(
 def headers(draw):
   """A header with an entry changed, taken, added, or swapped with another."""
   header, body = unpacked(model()[0][WEIGHTS])
-  name, what = draw(st.sampled_from(_TENSORS)), draw(st.integers(0, 5))
+  name, what = draw(_TENSORS), draw(st.integers(0, 5))
   if what == 0:
     header[name] = header[name] | draw(_ABOUT)
   elif what == 1:
@@ -132,7 +133,7 @@ def headers(draw):
   elif what == 2:
     header[draw(_NAMES)] = draw(_ABOUT)
   elif what == 3:
-    other = draw(st.sampled_from(_TENSORS))
+    other = draw(_TENSORS)
     header[name], header[other] = header[other], header[name]
   elif what == 4:
     fuzzing.mutate(draw, header)
@@ -143,7 +144,7 @@ def headers(draw):
 
 _RAW = st.builds(
   fuzzing.spliced,
-  st.just(model()[0][WEIGHTS]) | headers(),
+  st.builds(lambda: model()[0][WEIGHTS]) | headers(),
   st.integers(0, 40) | st.integers(0, 10**6),
   st.sampled_from([0, 1, 8, 100, 10**9]),
   st.binary(max_size=8),
@@ -171,11 +172,8 @@ def indexes(draw):
   for _ in range(draw(st.integers(1, 2))):
     if draw(st.booleans()):
       places = [
-        f"../{WEIGHTS}",
-        f"other/{WEIGHTS}",
-        "/etc/passwd",
-        "config.json",
-      ]
+        f"../{WEIGHTS}", f"other/{WEIGHTS}", "/etc/passwd", "config.json",
+      ]  # fmt: skip
       name = draw(st.sampled_from(sorted(where)))
       where[name] = draw(st.sampled_from(places) | fuzzing.JSON)
     else:

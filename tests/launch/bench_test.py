@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from launchers import ran
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -227,12 +228,8 @@ def test_a_system_that_dies_is_named(tmp_path):
   ],
 )
 def test_the_comparison_refuses_before_it_installs(flags, message):
-  done = subprocess.run(
-    ["bash", ROOT / "launch" / "bench" / "compare.sh", "openvino", *flags],
-    capture_output=True,
-    text=True,
-    env=os.environ | {"PYTHON": "/no/python"},
-  )
+  command = "bash", ROOT / "launch" / "bench" / "compare.sh", "openvino"
+  done = ran(*command, *flags, env=os.environ | {"PYTHON": "/no/python"})
   assert done.returncode == 1 and not done.stdout
   assert done.stderr.startswith(f"error: {message}")
 
@@ -276,9 +273,7 @@ def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
 
 
 @pytest.mark.parametrize("module", [rollout, update])
-def test_what_needs_an_accelerator_is_refused_without(
-  module, capsys, monkeypatch
-):
+def test_what_needs_an_accelerator_is_refused(module, capsys, monkeypatch):
   monkeypatch.setattr(sys, "argv", ["x", "--workload=w4", "--n=1"])
   with pytest.raises(SystemExit, match="2"):
     module.main()

@@ -58,7 +58,6 @@ def written(path, rows):
 
 
 def converted(name, path, rows):
-  """What the command makes of rows, and what it counts, by reason."""
   records, dropped = prepare.convert(
     name, [written(path, rows)], domains=SIMPLE
   )
@@ -88,11 +87,8 @@ def test_deepscaler(tmp_path):
     ]
   ]
   assert dropped == {
-    "no problem": 1,
-    "no answer": 2,
-    "answer refused": 2,
-    "prompt refused": 1,
-  }
+    "no problem": 1, "no answer": 2, "answer refused": 2, "prompt refused": 1,
+  }  # fmt: skip
 
 
 def eurus(ability, truth, text="Do it.", source="taco"):
@@ -281,9 +277,7 @@ def test_the_command_writes_what_read_takes(tmp_path, capsys):
     (["a.json", "--output=o.jsonl"], "nothing ... a.json"),
   ],
 )
-def test_refusals_leave_nothing_behind(
-  tmp_path, monkeypatch, capsys, args, said
-):
+def test_refusals_leave_nothing(tmp_path, monkeypatch, capsys, args, said):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "a.json").write_text('[{"question": "3 + 5?"}]')
   (tmp_path / "bad.json").write_text('[{"problem": ')

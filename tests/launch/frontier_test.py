@@ -29,8 +29,6 @@ from launch.frontier import (
   summary,
 )
 
-# -------- the problems
-
 
 @pytest.mark.parametrize("task", prepare.TASKS)
 def test_classes_have_the_share_of_right_demonstrations_that_they_aim_at(task):
@@ -66,8 +64,6 @@ def test_countdown_is_right_in_any_order_of_the_numbers():
       assert all(eval(said) != int(target) for said in wrong)
     assert pair.train.right == pair.heldout.right
 
-
-# -------- what is measured
 
 TINY = Policy(
   vocab=20, width=16, layers=1, heads=2, kv_heads=2, head_size=8, mlp=16,
@@ -118,9 +114,6 @@ def test_a_summary_by_hand():
   assert got["best_at_256"] == pytest.approx((1.0 + once + 1.0) / 4, rel=1e-2)
 
 
-# -------- arms, configs
-
-
 def test_configs_say_what_their_names_say():
   for which in itertools.product(
     frontier.TASKS, ("16", "512", "adaptive"), ("2048",),
@@ -142,9 +135,6 @@ def test_configs_say_what_their_names_say():
   for bad in ("own/16/2048/maxrl", "x/16/2048/maxrl/plain", "own/a/1/maxrl/"):
     with pytest.raises(ValueError, match="is not TASK/N/SAMPLES/ADVANTAGE"):
       frontier.get_config(bad)
-
-
-# -------- the statistics
 
 
 def test_the_best_n_is_as_certain_as_a_bootstrap_says():
@@ -181,9 +171,6 @@ def test_differences_are_those_of_scipy_on_prompts():
   assert got["high"] - got["low"] == pytest.approx(2 * 1.96 * error, rel=1e-4)
 
 
-# -------- the plateau
-
-
 def arm_against(mean, low, at_time, near=0.02, others=0.0):
   rest = dict(heldout_at_time=at_time, in_reach=near, others=others)
   return {"heldout": {"mean": mean, "low": low}, **rest}
@@ -208,9 +195,6 @@ def test_the_verdict_is_what_was_written_down(wide, decayed, said):
   wide, decayed = wide | {"arm": "wide"}, decayed | {"arm": "decayed"}
   assert plateau.verdict([wide, decayed]) == said
   assert plateau.verdict([wide]) == "undecided"
-
-
-# -------- the page
 
 
 RESULTS = pathlib.Path(__file__).parents[2] / "launch" / "frontier" / "results"

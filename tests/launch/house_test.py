@@ -47,7 +47,6 @@ FILES = {
 
 @pytest.fixture
 def small(monkeypatch):
-  """Four files instead of the package."""
   modules = {f"brorl_jax.{k}": ast.parse(text) for k, text in FILES.items()}
   code = {
     f"brorl_jax.{k}.{x.name}": x

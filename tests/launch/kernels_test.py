@@ -15,7 +15,6 @@ CPU = spec.Target("cpu", 1, 0)
 
 @pytest.fixture(autouse=True)
 def once(monkeypatch):
-  """Nothing is timed."""
   monkeypatch.setattr(kernels, "_ms", lambda *_: 2.0)
 
 

@@ -17,7 +17,7 @@ import tarfile
 
 import pytest
 import yaml
-from launchers import LAUNCH, SECONDS, ended, lines, program, start
+from launchers import LAUNCH, SECONDS, ended, lines, program, ran, start
 
 ROOT = LAUNCH.parent
 SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
@@ -29,13 +29,7 @@ def test_shellcheck(script):
   shellcheck = str(own) if own.exists() else shutil.which("shellcheck")
   if shellcheck is None:
     pytest.skip("shellcheck is not installed")
-  done = subprocess.run(
-    [shellcheck, "--external-sources", script.relative_to(ROOT)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=SECONDS,
-  )
+  done = ran(shellcheck, "--external-sources", script.relative_to(ROOT))
   assert done.returncode == 0, done.stdout
 
 
@@ -49,8 +43,6 @@ def test_the_readme_names_every_file():
   assert "docker/Dockerfile.gpu" in files
   assert {name for name in files if f"]({name})" not in text} == set()
 
-
-# slurm.sbatch
 
 WRITE = """
 import json, os, pathlib, sys
@@ -90,8 +82,6 @@ def test_directives_of_slurm():
   assert dict(found).items() >= (wanted | {"open-mode": "append"}).items()
 
 
-# tpu_vm.sh
-
 # Trains with the statuses of the file "train", one after the other.
 GCLOUD = f"""{WRITE}
 import shutil
@@ -111,7 +101,6 @@ in_git = pytest.mark.skipif(
 
 
 def tpu(tmp_path, train: str, *flags, install: str = "0") -> tuple[int, list]:
-  """Exit status of the script, and the calls of gcloud."""
   program(tmp_path / "gcloud", GCLOUD)
   (tmp_path / "train").write_text(train)
   (tmp_path / "install").write_text(install)
@@ -143,9 +132,6 @@ def test_tpu_trains_until_it_is_not_preempted(tmp_path, train, want, trained):
   main = words.index("brorl_jax.main")
   assert words[main + 1 :] == ["--distributed", *flags]
   assert all(run == runs[0] for run in runs)
-
-
-# gke_jobset.yaml
 
 
 JOBSET = yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())
@@ -213,9 +199,6 @@ def test_the_jobset_after_each_status():
   assert named == POD["containers"][0]["name"]
 
 
-# skypilot.yaml
-
-
 def test_skypilot_gives_each_node_its_flags(tmp_path):
   task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
   program(tmp_path / ".venv" / "bin" / "python", WRITE)
@@ -236,9 +219,6 @@ def test_skypilot_gives_each_node_its_flags(tmp_path):
   assert task["num_nodes"] == 2
   recovery = task["resources"]["job_recovery"]
   assert recovery["recover_on_exit_codes"] == [75]
-
-
-# docker/
 
 
 @pytest.mark.parametrize("kind, extra", [("gpu", "cuda12"), ("tpu", "tpu")])

@@ -21,7 +21,6 @@ def project():
 
 
 def required(*extras):
-  """The requirements of the package with some of its extras."""
   lines = (ROOT / "requirements.txt").read_text().splitlines()
   plain = [x for line in lines if (x := line.partition("#")[0].strip())]
   of_extra = project()["optional-dependencies"]
@@ -31,7 +30,6 @@ def required(*extras):
 
 
 def unmet(versions, requirements, python):
-  """Requirements without a pinned version that satisfies them."""
   return [
     str(r)
     for r in requirements

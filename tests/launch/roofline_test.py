@@ -195,9 +195,7 @@ def test_a_step_reads_a_prompt_once_for_each_lane():
 
 
 @pytest.mark.parametrize("work, busy", [((1200, 30), 4.0), ((1200, 150), 5.0)])
-def test_the_longer_of_products_and_memory_counts_and_messages_follow(
-  work, busy
-):
+def test_longer_of_products_and_memory_counts_and_messages_follow(work, busy):
   # 1,200 / 100 = 12 s of products, 150 / 10 = 15 s of memory, on 3 devices.
   sent = {Collective("all-to-all", 16, 2): 3}
   seconds = costs.seconds(Work(*work), sent, SPEED, 3)

@@ -57,7 +57,6 @@ def two(tmp_path, ends, *flags, **env) -> subprocess.Popen:
 
 
 def pids(tmp_path, count: int) -> list[int]:
-  """Process ids of the stubs, once all have started."""
   end = time.monotonic() + SECONDS
   while len(files := [*tmp_path.glob("*.pid")]) < count:
     assert time.monotonic() < end, "a process did not start"

@@ -139,12 +139,8 @@ def test_a_tree_by_hand():
   assert tree["target"].tolist() == [1, 2, 5, 9, 3, 4]
   assert tree["parent"].tolist() == [1, 2, 3, 3, 2, 1]
   assert tree["at"].tolist() == [
-    [0, 0, 0],
-    [0, 1, 2],
-    [0, 1, 3],
-    [0, 4, 0],
-    [5, 0, 0],
-  ]
+    [0, 0, 0], [0, 1, 2], [0, 1, 3], [0, 4, 0], [5, 0, 0],
+  ]  # fmt: skip
 
 
 def random_text(seed, rows=12, T=5, V=3):

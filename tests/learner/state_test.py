@@ -48,7 +48,6 @@ TX = optax.adam(0.1)
 
 
 def made(**how):
-  """A state of one small array on one device."""
   mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
   how = {"keep_reference": True, "offload": "nothing"} | how
   params = {"ln_final": {"scale": jnp.arange(3.0)}}

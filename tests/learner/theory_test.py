@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scored
 from update_cases import POLICY
 
 from brorl_jax.learner import theory
 from brorl_jax.rl import losses, mass_balance
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Prompts
 
 probe = functools.partial(theory.probe, tokens=2)
 
@@ -27,13 +28,7 @@ REWARD = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], np.float32)
 def groups():
   mask = np.arange(2) < LENGTH[..., None]
   logp = np.where(mask, np.log(MASS)[..., None] / LENGTH[..., None], 0.0)
-  rollouts = Rollouts(
-    tokens=TOKENS,
-    logp=logp.astype(np.float32),
-    mask=mask,
-    truncated=np.zeros((2, 4), bool),
-    slot_steps=np.ones(2, np.float32),
-  )
+  rollouts = scored.rollouts(TOKENS, mask, logp)
   prompts = Prompts(
     np.array([[2, 3], [0, 4]], np.int32),
     np.array([[True, True], [False, True]]),

@@ -44,7 +44,6 @@ HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
 
 
 def with_reference(batches, reference):
-  """The batches with log-probabilities of a reference."""
   if reference is None:
     return batches
   return [
@@ -301,7 +300,6 @@ def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
 
 
 def spoiled(what):
-  """A minibatch with one number that is not finite."""
   batches = packed()
   batches[-1] = dataclasses.replace(
     batches[-1],
@@ -516,7 +514,6 @@ def one_device():
 
 
 def in_batches(monkeypatch, seed=0):
-  """A minibatch of several batches."""
   monkeypatch.setattr(packing, "MICROBATCHES", 1)
   return packed(rows=1, blocks=8, roll=rollouts(seed, kinds=12))
 

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import compiling
@@ -16,6 +15,7 @@ import pytest
 import runs_for_tests as made
 import tiers
 from absl.testing import flagsaver
+from launchers import ran
 
 from brorl_jax import main
 from brorl_jax.main import __main__ as command_line
@@ -37,13 +37,10 @@ SHORT = {
   "warmup": "--config.optim.row_tokens=64 --config.devices.mesh_fsdp=1",
 }
 LEAVES = {
-  "train": "report/index.html",
-  "report": "report/index.html",
-  "evaluate": "eval/summary.json",
-  "export": "model.safetensors",
-  "warmup": "model.safetensors",
-  "simulate": "report/figure3.png",
-}
+  "train": "report/index.html", "report": "report/index.html",
+  "evaluate": "eval/summary.json", "export": "model.safetensors",
+  "warmup": "model.safetensors", "simulate": "report/figure3.png",
+}  # fmt: skip
 DOCUMENTS = (
   ROOT / "README.md",
   ROOT / "configs" / "README.md",
@@ -74,7 +71,6 @@ def mode_of(command):
 
 
 def by_tier():
-  """Training and a second evaluation are slow."""
   for command in commands():
     long = mode_of(command) == "train" and "=DIR" not in command
     slow = long or "harder.py" in command
@@ -89,19 +85,12 @@ def test_documents_name_the_two_arms_and_the_warmup():
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-  """Runs the command; its status, standard output and errors."""
   make = lambda **_: meshes.over([jax.devices()[:1]], meshes.ONE)
 
   def of(*words):
     if mode_of(" ".join(words)) == "train" and "=DIR" not in " ".join(words):
-      done = subprocess.run(
-        [sys.executable, "-m", "brorl_jax.main", *words],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": compiling.QUICK},
-        capture_output=True,
-        text=True,
-        timeout=240,
-      )
+      quick = os.environ | {"XLA_FLAGS": compiling.QUICK}
+      done = ran(sys.executable, "-m", "brorl_jax.main", *words, env=quick)
       return done.returncode, done.stdout, done.stderr
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["brorl", *words])
@@ -161,13 +150,8 @@ def test_command_runs(run, command, tmp_path):
 )
 def test_flags_are_read_before_anything_is_loaded(flags, status):
   """Help, and wrong values of a field and between fields, take no second."""
-  result = subprocess.run(
-    [sys.executable, "-X", "importtime", "-m", "brorl_jax.main", *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
+  command = sys.executable, "-X", "importtime", "-m", "brorl_jax.main"
+  result = ran(*command, *flags, timeout=60)
   assert result.returncode == status
   if status == 2:
     assert "error: config." in result.stderr

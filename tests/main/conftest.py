@@ -26,8 +26,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Wired(NamedTuple):
-  """A run and its first step."""
-
   run: Run
   examples: Examples
   scorer: Scorer

@@ -9,6 +9,7 @@ import sys
 import compiling
 import jax
 import pytest
+from launchers import ran
 from messages import mentions
 
 from brorl_jax import errors, main
@@ -19,18 +20,11 @@ RUN = ("--config=configs/smoke.py", "--workdir={}/run")
 
 def command(*args: str, code: str | None = None) -> subprocess.CompletedProcess:
   start = ["-c", code] if code else ["-m", "brorl_jax.main"]
-  return subprocess.run(
-    [sys.executable, *start, *args],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    env={**os.environ, "JAX_PLATFORMS": "cpu"},
-  )
+  cpu = {**os.environ, "JAX_PLATFORMS": "cpu"}
+  return ran(sys.executable, *start, *args, timeout=120, env=cpu)
 
 
 def message(done: subprocess.CompletedProcess) -> str:
-  """The one line of a refusal."""
   assert (done.returncode, done.stdout) == (2, ""), done.stderr
   (line,) = done.stderr.splitlines()
   assert line.startswith("error: ")
@@ -43,19 +37,13 @@ def message(done: subprocess.CompletedProcess) -> str:
     ((*RUN, "--config.clip_lwo=1"), "clip_lwo ... --config.loss.clip_low"),
     ((*RUN, "--config.xyzzy", "3"), "--config.xyzzy ... brorl_jax/config/"),
     ((*RUN, "--config.lr=1"), "--config.lr ... --config.optim.lr"),
-    (
-      (*RUN, "--config.families.gcd.weight=2"),
-      "--config.families.gcd.weight ... --config.data.families.gcd.weight",
-    ),
-    (
-      (*RUN, "--config.optim.learning_rate=1"),
-      "--config.optim.learning_rate ... --config.optim.lr here",
-    ),
+    ((*RUN, "--config.families.gcd.weight=2"),
+      "--config.families.gcd.weight ... --config.data.families.gcd.weight"),
+    ((*RUN, "--config.optim.learning_rate=1"),
+      "--config.optim.learning_rate ... --config.optim.lr here"),
     ((RUN[0], "--wrkdir={}/run"), "--wrkdir ... --workdir"),
-    (
-      ("--config=configs/n521.py", RUN[1]),
-      "configs/n521.py ... configs/n512.py",
-    ),
+    (("--config=configs/n521.py", RUN[1]),
+      "configs/n521.py ... configs/n512.py"),
     ((*RUN, "--config"), "--config ... empty ... n512"),
     ((*RUN, "--config.optim.lr=fast"), "--config.optim.lr=fast: 'fast'"),
     ((*RUN, "--allow_config_change=x"), "--allow_config_change=x: 'x'"),
@@ -70,10 +58,8 @@ def message(done: subprocess.CompletedProcess) -> str:
     (("--mode=report", "--workdir="), "--workdir is missing"),
     (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),
     (("--mode=sample", RUN[0]), "--mode=sample ... --config"),
-    (
-      (*RUN, "--workdir=b"),
-      "--workdir ... 2 ... --mode=train ... --mode=report",
-    ),
+    ((*RUN, "--workdir=b"),
+      "--workdir ... 2 ... --mode=train ... --mode=report"),
     ((*RUN, "--begin_again", "--from_step=0"), "--begin_again and --from_step"),
     ((*RUN, "--n=2"), "--n ... --mode=sample ... --mode=train"),
     ((*RUN, "--mode=export", "--begin_again"), "--begin_again ... =export"),
@@ -119,9 +105,7 @@ def get_config():
     ("", "get_config"),
   ],
 )
-def test_a_config_file_that_does_not_run_is_one_line(
-  tmp_path, refused, text, line
-):
+def test_a_config_file_that_fails_is_one_line(tmp_path, refused, text, line):
   file = tmp_path / "a folder" / "c.py"
   file.parent.mkdir()
   file.write_text(text)
@@ -151,9 +135,7 @@ def test_overrides_are_typed_and_reach_the_run(arrived):
 
 
 @pytest.mark.parametrize("name", ["n16", "configs/n16.py"])
-def test_configs_of_the_package_run_from_anywhere(
-  arrived, tmp_path, monkeypatch, name
-):
+def test_a_packaged_config_runs_anywhere(arrived, tmp_path, monkeypatch, name):
   """By their names, and by the paths that they have in the repository."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("HOME", "/home/me")
@@ -192,9 +174,6 @@ runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
 def test_a_refusal_does_not_wait_for_threads():
   """Of a save that failed, which wait for minutes."""
   assert "--config is missing" in message(command(code=WAITS))
-
-
-# ----------------------------------------------------------- compiled programs
 
 
 @pytest.fixture(autouse=True)
@@ -319,20 +298,14 @@ print(digest, count("/cache_hits"), count("/cache_misses"))
 def test_another_process_finds_all_programs_and_has_the_same_bytes(tmp_path):
   """Sharded over four devices, with a buffer that is donated."""
 
-  def ran(where):
+  def found(where):
     flags = f"--xla_force_host_platform_device_count=4 {compiling.QUICK}"
-    done = subprocess.run(
-      [sys.executable, "-c", PROGRAM, str(where)],
-      cwd=ROOT,
-      env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-      capture_output=True,
-      text=True,
-      timeout=120,
-    )
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = ran(sys.executable, "-c", PROGRAM, str(where), env=env)
     assert (done.returncode, done.stderr) == (0, "")
     digest, hits, misses = done.stdout.split()
     return digest, int(hits), int(misses)
 
-  first, hits, misses = ran(tmp_path)
+  first, hits, misses = found(tmp_path)
   assert misses > 3
-  assert ran(tmp_path) == (first, hits + misses, 0)
+  assert found(tmp_path) == (first, hits + misses, 0)

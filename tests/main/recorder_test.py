@@ -12,12 +12,7 @@ from messages import mentions
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main.recorder import (
-  Recorder,
-  pair,
-  records_of_step,
-  samples,
-)
+from brorl_jax.main.recorder import Recorder, pair, records_of_step, samples
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -27,7 +22,6 @@ from brorl_jax.verdicts.base import Verdict
 
 
 def made(wired, workdir, *, changed=None, entries=None, **more):
-  """A record of a run without held-out prompts."""
   return Recorder(
     wired.run.config, workdir, wired.examples, [], lambda *_: None,
     changed or {}, entries or {}, **more,
@@ -35,7 +29,6 @@ def made(wired, workdir, *, changed=None, entries=None, **more):
 
 
 def measure(*_):
-  """The records of one held-out prompt, solved twice."""
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
   yield [one | {"sample": n, "answer": "8"} for n in range(2)]
@@ -129,15 +122,11 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   for p, line in enumerate(visits):
     example, right = examples.example(1, p), kept.scores.reward[p] >= 1.0
     assert line == {
-      "step": 1,
-      "id": example.id,
-      "task": example.task,
-      "drawn": right.size,
-      "right": int(right.sum()),
-      "invalid": 0,
+      "step": 1, "id": example.id, "task": example.task, "drawn": right.size,
+      "right": int(right.sum()), "invalid": 0,
       "tokens": int(kept.rollouts.mask[p].sum()),
       "kept": p > 0,
-    }
+    }  # fmt: skip
   shown = metrics.read_lines(tmp_path / "samples.jsonl")
   assert len(shown) == 4
   for p, line in enumerate(shown):
@@ -152,7 +141,6 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
 
 
 def timeless(workdir):
-  """The events without their times, which each has."""
   every = metrics.read_lines(workdir / "events.jsonl")
   assert all(e.pop("time").endswith("Z") for e in every)
   return every
@@ -232,9 +220,7 @@ def test_few_cores_are_told_at_most_once_in_ten_steps(wired, tmp_path):
 
 
 @pytest.mark.parametrize("step, done", [(1, -1), (3, 2), (4, 2), (9, 2)])
-def test_the_trace_of_a_step_is_written(
-  wired, tmp_path, monkeypatch, step, done
-):
+def test_a_trace_of_a_step_is_written(wired, tmp_path, monkeypatch, step, done):
   calls, traced = [], []
   tell = lambda what: lambda *_: calls.append((what, recorder._last))
   monkeypatch.setattr(jax.profiler, "start_trace", tell("begin"))
@@ -332,9 +318,7 @@ def test_why_a_run_ends_is_recorded_and_told(
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
-def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
-  wired, tmp_path
-):
+def test_an_end_within_a_step_is_recorded_once_files_are_open(wired, tmp_path):
   told = []
   lines_of(tmp_path, 2)
   recorder = made(wired, tmp_path, notify=told.append)
@@ -344,17 +328,12 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
   recorder.cut("interrupted", 130)
   recorder.close()
   end = metrics.read_lines(tmp_path / "events.jsonl")[-1]
-  assert (end["event"], end["why"], end["status"]) == (
-    "end",
-    "interrupted",
-    130,
-  )
+  ended = {"event": "end", "why": "interrupted", "status": 130}
+  assert end.items() >= ended.items()
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
-def test_a_warning_is_told_and_a_full_disk_ends_nothing(
-  wired, tmp_path, monkeypatch
-):
+def test_a_warning_or_a_full_disk_ends_nothing(wired, tmp_path, monkeypatch):
   told = []
   recorder = start_at(wired, tmp_path, 2, notify=told.append)
   recorder.warn("the disk is slow")
@@ -443,23 +422,13 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
   scores = scores._replace(responses=responses)
   groups = sampled.groups._replace(scores=scores)
   recorder = start_at(wired, tmp_path, 2)
-  recorder.step(
-    3,
-    {"reward/mean": 0.5},
-    wired.kept,
-    dataclasses.replace(sampled, groups=groups),
-  )
+  sampled = dataclasses.replace(sampled, groups=groups)
+  recorder.step(3, {"reward/mean": 0.5}, wired.kept, sampled)
   recorder.close()
   event = timeless(tmp_path)[-1]
-  assert (event["step"], event["event"], event["why"]) == (
-    3,
-    "unjudged",
-    "late",
-  )
-  assert (event["count"], event["of"]) == (len(responses), responses.size)
-
-
-# ---------------------------------------------------------- of many processes
+  wanted = {"step": 3, "event": "unjudged", "why": "late"}
+  wanted |= {"count": len(responses), "of": responses.size}
+  assert event.items() >= wanted.items()
 
 
 class Files(Recorder):

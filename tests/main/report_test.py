@@ -70,28 +70,20 @@ THREE = {
       ({"eval_temperature": 1.0}, "eval.temperature is 0.6 and 1.0"),
       ({"eval_top_p": None}, "eval.top_p ... 0.95"),
       ({"prompts": TASK}, "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)"),
-      (
-        {"prompts": OTHER},
-        "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)",
-      ),
+      ({"prompts": OTHER},
+        "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)"),
       ({"prompts": MOVED}, "gcd/heldout/0 ... gym/gcd ... gym/syllogism"),
-      (
-        {"data__families__gcd__settings__max_value": 50},
-        "data.families.gcd.settings.max_value is 40 and 50",
-      ),
-      (
-        {"data__domains__math__instruction": "Think."},
-        "data.domains.math.instruction is 'Box it.' and 'Think.'",
-      ),
+      ({"data__families__gcd__settings__max_value": 50},
+        "data.families.gcd.settings.max_value is 40 and 50"),
+      ({"data__domains__math__instruction": "Think."},
+        "data.domains.math.instruction is 'Box it.' and 'Think.'"),
       ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
       ({"held": "def"}, "held-out ... 'abc' ... 'def'"),
     ],
     3,
   ),
-)
-def test_runs_that_were_measured_otherwise_are_refused(
-  tmp_path, changes, difference
-):
+)  # fmt: skip
+def test_runs_measured_otherwise_are_refused(tmp_path, changes, difference):
   a = made.run(tmp_path / "a")
   b = made.run(tmp_path / "b", **changes)
   assert mentions(refusal(a, b), f"{difference}")
@@ -111,7 +103,6 @@ def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
 
 
 def told(path, **entries):
-  """A run whose config.json has other entries."""
   run = made.run(path)
   about = json.loads((run / "config.json").read_text()) | entries
   (run / "config.json").write_text(json.dumps(about))
@@ -128,9 +119,7 @@ def told(path, **entries):
     ),
   ],
 )
-def test_other_puzzles_and_chat_templates_are_refused(
-  tmp_path, entries, difference
-):
+def test_other_puzzles_and_templates_are_refused(tmp_path, entries, difference):
   a, b = made.run(tmp_path / "a"), told(tmp_path / "b", **entries)
   assert mentions(refusal(a, b), difference)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import runs_for_tests as made
 from compiled import compilations
-from messages import mentions
+from messages import mentions, refuses
 
 import brorl_jax as bj
 from brorl_jax.errors import UserError
@@ -38,7 +38,6 @@ def policy():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run with checkpoints 1 and 3, which asked for boxes."""
   c = configured.config(
     max_new_tokens=5, **{"data.domains.math.instruction": "Box it."}
   )
@@ -169,7 +168,6 @@ def test_a_response_is_cut_at_the_limit(policy):
 
 
 def with_memory(text, memory_bytes):
-  """The same policy on devices of this size."""
   target = dataclasses.replace(text.policy.target, memory_bytes=memory_bytes)
   policy = dataclasses.replace(text.policy, target=target)
   return dataclasses.replace(text, policy=policy)
@@ -207,11 +205,9 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
     raise RuntimeError("System role\n not supported")
 
   monkeypatch.setattr(policy.tokenizer, "render", render)
-  with pytest.raises(ValueError) as e:
+  said = "prompt 0 ... chat template ... System role not supported"
+  with refuses(ValueError, said):
     policy.sample(SHORT)
-  assert mentions(
-    str(e.value), "prompt 0 ... chat template ... System role not supported"
-  )
 
 
 @pytest.mark.parametrize(
@@ -221,18 +217,13 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
     (SHORT, {"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
     (SHORT, {"temperature": -1.0}, "temperature = -1.0"),
     (SHORT, {"top_p": 0.0}, "top_p = 0.0"),
-    (
-      [SHORT, "3" * 40_000],
-      {},
-      "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768",
-    ),
+    ([SHORT, "3" * 40_000], {},
+      "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768"),
     ([[{"role": "user"}]], {}, "prompt 0 ... 'role' ... 'content'"),
     ({"role": "user", "content": SHORT}, {}, "use [message]"),
   ],
-)
-def test_what_cannot_be_answered_is_refused_in_a_line(
-  policy, prompt, how, message
-):
+)  # fmt: skip
+def test_what_cannot_be_answered_is_refused(policy, prompt, how, message):
   with compilations() as seen, pytest.raises(ValueError) as e:
     policy.sample(prompt, **how)
   assert mentions(str(e.value), message) and "\n" not in str(e.value)
@@ -293,12 +284,9 @@ def test_parameters_may_be_of_half_the_size(run):
     ("{run}", 2, "checkpoint 2 ... 1, 3"),
   ],
 )
-def test_what_is_no_policy_is_refused_in_a_line(
-  run, tmp_path, where, step, message
-):
-  with pytest.raises(ValueError) as e:
+def test_what_is_no_policy_is_refused(run, tmp_path, where, step, message):
+  with refuses(ValueError, message):
     bj.load(where.format(tmp=tmp_path, run=run), step=step)
-  assert mentions(str(e.value), message) and "\n" not in str(e.value)
 
 
 # ---------------------------------------------------------------- the command
@@ -311,7 +299,6 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def talk(capsys):
-  """Runs the mode with flags, and returns what it prints."""
   usual = dict(prompt=[], prompts=None, n=1, temperature=1.0)
   usual["max_new_tokens"] = None
 
@@ -327,7 +314,6 @@ def lines(text):
 
 
 def canned(monkeypatch, *answers, cut=False):
-  """Every prompt is answered by these."""
   made_of = lambda text: Response(text, [5, 2], -1.5, cut)
   monkeypatch.setattr(
     TextPolicy,
@@ -347,16 +333,12 @@ def test_a_prompt_is_answered_in_lines_of_json(talk, policy):
   want = policy.sample([SHORT, "Add 1 and 2."], n=3, temperature=0.7)
   assert lines(said.out) == [
     {
-      "prompt": prompt,
-      "sample": n,
-      "response": one.text,
-      "tokens": len(one.tokens),
-      "logp": one.logp,
-      "truncated": one.truncated,
+      "prompt": prompt, "sample": n, "response": one.text,
+      "tokens": len(one.tokens), "logp": one.logp, "truncated": one.truncated,
     }
     for prompt, each in zip([SHORT, "Add 1 and 2."], want, strict=True)
     for n, one in enumerate(each)
-  ]
+  ]  # fmt: skip
 
 
 @pytest.mark.ci
@@ -386,21 +368,11 @@ def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):
   assert [one["verdict"] for one in found] == ["pass", "fail", "fail", "fail"]
   assert mentions(said.err.splitlines()[1], "1 of 4 ... (25.0%)")
   assert found[2] == {
-    "prompt": "What is 1 + 2?\nBox it.",
-    "sample": 0,
-    "response": r"\boxed{2}",
-    "tokens": 2,
-    "logp": -1.5,
-    "truncated": False,
-    "id": "b",
-    "domain": "math",
-    "task": "sums",
-    "gold": "3",
-    "answer": "2",
-    "verdict": "fail",
-    "reason": found[2]["reason"],
-    "score": 0.0,
-  }
+    "prompt": "What is 1 + 2?\nBox it.", "sample": 0, "response": r"\boxed{2}",
+    "tokens": 2, "logp": -1.5, "truncated": False, "id": "b", "domain": "math",
+    "task": "sums", "gold": "3", "answer": "2", "verdict": "fail",
+    "reason": found[2]["reason"], "score": 0.0,
+  }  # fmt: skip
   assert found[2]["reason"]
 
 
@@ -429,9 +401,7 @@ def test_a_file_is_read_as_the_run_read_its_own(
 # ----------------------------------------------------------------- a terminal
 
 
-def test_on_a_terminal_several_responses_are_numbered(
-  talk, run, tmp_path, monkeypatch
-):
+def test_on_a_terminal_responses_are_numbered(talk, run, tmp_path, monkeypatch):
   path = tmp_path / "sums.jsonl"
   path.write_text(
     '{"id": "a", "domain": "math", "prompt": "1 + 1?", "answer": "2"}\n'

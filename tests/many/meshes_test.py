@@ -35,19 +35,14 @@ def test_a_mesh_fills_the_devices(sizes, shape):
 @pytest.mark.parametrize(
   "sizes, why",
   [
-    ((1, 3, 2, 1), "8 devices"),
-    ((1, 2, 2, 1), "8 devices"),
-    ((2, 8, 1, 1), "8 devices"),
-    ((1, -1, 3, 1), "8 devices"),
-    ((1, -1, 4, 4), "8 devices"),
-    ((1, 0, 8, 1), "positive ... -1"),
-    ((1, -2, 1, 1), "positive ... -1"),
-    ((0, 8, 1, 1), "positive ... -1"),
-    ((1, 8, 0, 1), "positive ... -1"),
-    ((1, -1, 1, -1), "positive ... -1"),
+    ((1, 3, 2, 1), "8 devices"), ((1, 2, 2, 1), "8 devices"),
+    ((2, 8, 1, 1), "8 devices"), ((1, -1, 3, 1), "8 devices"),
+    ((1, -1, 4, 4), "8 devices"), ((1, 0, 8, 1), "positive ... -1"),
+    ((1, -2, 1, 1), "positive ... -1"), ((0, 8, 1, 1), "positive ... -1"),
+    ((1, 8, 0, 1), "positive ... -1"), ((1, -1, 1, -1), "positive ... -1"),
     ((-1, 8, 1, 1), "positive ... -1"),
   ],
-)
+)  # fmt: skip
 def test_refuses_a_mesh_that_the_devices_do_not_fill(sizes, why):
   with pytest.raises(ValueError) as e:
     meshes.make_mesh(**dict(zip(meshes.NAMES, sizes, strict=True)))
@@ -96,8 +91,6 @@ def test_a_row_in_several_processes_is_refused(axes, processes, why):
 
 
 class Device(types.SimpleNamespace):
-  """A device that is not here."""
-
   __hash__ = object.__hash__
 
 
@@ -114,7 +107,6 @@ def test_the_part_of_a_process_is_a_block_of_the_mesh():
 
 
 def chips(slices, hosts, each):
-  """TPUs that are not here, by host."""
   return [
     [
       Device(

@@ -69,7 +69,6 @@ processes.gather(None)  # in vain
 
 
 def two(what: str) -> tuple[list[int], list[str]]:
-  """Exit statuses, and what both wrote to standard error."""
   port = launchers.free_port()
   started = [
     subprocess.Popen(
@@ -120,9 +119,7 @@ def test_a_claim_that_fails_is_not_one_of_another(monkeypatch):
     ("a:1234", -1, "--process_id=-1 is not one of"),
   ],
 )
-def test_wrong_flags_are_refused_before_anything_connects(
-  coordinator, index, line
-):
+def test_wrong_flags_are_refused_before_connecting(coordinator, index, line):
   with pytest.raises(UserError, match=line):
     processes.start(coordinator, 2, index)
 

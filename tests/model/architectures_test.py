@@ -52,23 +52,19 @@ def llama3(**fields):
 @pytest.mark.parametrize(
   "fields",
   [
-    {},
-    {"rope_scaling": None},
-    {"rope_parameters": None},
+    {}, {"rope_scaling": None}, {"rope_parameters": None},
     {"rope_scaling": {"type": "default"}},
     {"rope_theta": GONE, "rope_parameters": {"rope_theta": 1e4}},
     # rope_parameters is the newer field.
     {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 1e4}},
-    {"partial_rotary_factor": 1.0},
-    {"hidden_act": "swish"},
-    {"hidden_act": GONE},
-    {"head_dim": None},
+    {"partial_rotary_factor": 1.0}, {"hidden_act": "swish"},
+    {"hidden_act": GONE}, {"head_dim": None},
     {"use_sliding_window": False, "sliding_window": 4},
     {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
     {"something_else": {"unknown": 1}},
   ],
   ids=str,
-)
+)  # fmt: skip
 def test_spellings_that_mean_the_same(tmp_path, fields):
   assert read(tmp_path, but(QWEN, **fields)) == SAME
 
@@ -81,50 +77,28 @@ def test_spellings_that_mean_the_same(tmp_path, fields):
     (llama3(), Rope(1e4, "llama3", 8.0, 128, 1.0, 4.0)),
     # The lengths say by how much, if the factor does not.
     (llama3(factor=None), Rope(1e4, "llama3", 4.0, 128, 1.0, 4.0)),
-    (
-      llama3(original_max_position_embeddings=GONE),
-      Rope(1e4, "llama3", 8.0, 512, 1.0, 4.0),
-    ),
+    (llama3(original_max_position_embeddings=GONE),
+      Rope(1e4, "llama3", 8.0, 512, 1.0, 4.0)),
     (yarn(), Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
-    (
-      yarn(factor=None, original_max_position_embeddings=64),
-      Rope(1e4, "yarn", 8.0, 64, scale=1 + 0.1 * math.log(8)),
-    ),
-    (
-      yarn(original_max_position_embeddings=GONE),
-      Rope(1e4, "yarn", 4.0, 512, scale=1 + 0.1 * math.log(4)),
-    ),
-    (
-      yarn(beta_slow=2, beta_fast=20.0, truncate=False, attention_factor=1.25),
-      Rope(1e4, "yarn", 4.0, 128, 2.0, 20.0, truncate=False, scale=1.25),
-    ),
-    (
-      yarn(mscale=2.0, mscale_all_dim=0.5),
-      Rope(
-        1e4,
-        "yarn",
-        4.0,
-        128,
-        scale=(1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4)),
-      ),
-    ),
+    (yarn(factor=None, original_max_position_embeddings=64),
+      Rope(1e4, "yarn", 8.0, 64, scale=1 + 0.1 * math.log(8))),
+    (yarn(original_max_position_embeddings=GONE),
+      Rope(1e4, "yarn", 4.0, 512, scale=1 + 0.1 * math.log(4))),
+    (yarn(beta_slow=2, beta_fast=20.0, truncate=False, attention_factor=1.25),
+      Rope(1e4, "yarn", 4.0, 128, 2.0, 20.0, truncate=False, scale=1.25)),
+    (yarn(mscale=2.0, mscale_all_dim=0.5),
+      Rope(1e4, "yarn", 4.0, 128,
+      scale=(1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4)))),
     # One of the two alone has no effect.
-    (
-      yarn(mscale=2.0),
-      Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4)),
-    ),
+    (yarn(mscale=2.0),
+      Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
     (yarn(factor=0.5), Rope(1e4, "yarn", 0.5, 128)),
-    (
-      but(
-        QWEN,
-        rope_theta=GONE,
-        rope_parameters=dict(rope_type="linear", rope_theta=7.0, factor=3.0),
-      ),
-      Rope(7.0, "linear", 3.0),
-    ),
+    (but(QWEN, rope_theta=GONE,
+      rope_parameters=dict(rope_type="linear", rope_theta=7.0, factor=3.0)),
+      Rope(7.0, "linear", 3.0)),
   ],
   ids=lambda x: str(getattr(x, "kind", "")),
-)
+)  # fmt: skip
 def test_ropes_that_are_stretched(tmp_path, config, rope):
   policy = read(tmp_path, config)
   # Of yarn both ways to give the length are in use, before and after.
@@ -313,9 +287,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("config, changes, message", REFUSED)
-def test_refuses_a_config_by_field_and_value(
-  tmp_path, config, changes, message
-):
+def test_refuses_configs_by_field_and_value(tmp_path, config, changes, message):
   refused(written(tmp_path, but(config, **changes)), message)
 
 

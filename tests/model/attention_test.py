@@ -144,9 +144,7 @@ def test_llama3_frequencies_in_their_three_regimes():
     (2_000_000, True, [1] * 8),
   ],
 )
-def test_yarn_leaves_fast_pairs_stretches_slow_ones_and_mixes_between(
-  trained, truncate, left
-):
+def test_yarn_leaves_fast_pairs_and_stretches_slow(trained, truncate, left):
   rope = Rope(256.0, "yarn", 4.0, trained, truncate=truncate)
   plain = 2.0 ** -np.arange(8)
   left = np.asarray(left)
@@ -166,11 +164,8 @@ def test_yarns_ramp_ends_with_the_head():
 
 # Axes M and Q of the mask of a prefix.
 MASKS = {
-  "all": (2, 3, 4),
-  "rows": (2, 3, 1),
-  "queries": (2, 1, 4),
-  "": (2, 1, 1),
-}
+  "all": (2, 3, 4), "rows": (2, 3, 1), "queries": (2, 1, 4), "": (2, 1, 1),
+}  # fmt: skip
 
 
 def test_pieces_by_hand():
@@ -236,7 +231,6 @@ BLIND = (0, 0, 3)  # a query that sees nothing
 
 
 def draws(masks, *, P=2, R=3, Q=10, H=6, G=2, K=5, S=7, seed=0):
-  """Queries, a prefix and own keys."""
   rng = np.random.default_rng(seed)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   see = np.tril(rng.random((P, R, Q, Q)) < 0.6)

@@ -267,9 +267,7 @@ KERNEL = functools.partial(cache.row_kernel, interpret=True)
     (Sizes(35, 2, 3, 2, 16), "int8", "bfloat16", 1.5, 2e-2),
   ],
 )
-def test_the_kernel_equals_the_simple_form(
-  z, stored, activations, softcap, atol
-):
+def test_kernel_equals_the_simple_form(z, stored, activations, softcap, atol):
   case = draw(z, stored, activations)
   want = run(cache.row_attention, case, softcap)
   got = run(KERNEL, spoilt(case, -1), softcap)

@@ -45,7 +45,6 @@ def draw(*, P=2, M=3, Q=10, H=6, G=2, K=8, S=7, how="left", own="all"):
 
 
 def plain(q, sides, real, masks, softcap=0.0):
-  """By arrays of scores."""
   shared, own = sides
   return attention.attend(
     q,
@@ -77,7 +76,6 @@ def kernels(monkeypatch):
 
 
 def compare(form, other, arrays, rows, atol):
-  """Outputs and slopes of real tokens are equal."""
   q, sides, real, masks = arrays
   slope = np.random.default_rng(1).normal(size=q.shape) * rows
   found = []
@@ -101,9 +99,7 @@ def counted(real, q):
   "how, own",
   [("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))],
 )
-def test_rows_as_sequences_are_the_softmax_over_both_kinds_of_keys(
-  how, own, kernels
-):
+def test_rows_as_sequences_are_the_softmax_over_both_kinds(how, own, kernels):
   arrays = draw(how=how, own=own)
   rows = counted(arrays[2], arrays[0])
   compare(fused, plain, arrays, rows, 2e-5)

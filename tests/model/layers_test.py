@@ -201,7 +201,6 @@ n, D, E, F = 22, 16, 8, 12
 
 
 def some(seed=0, tokens=n):
-  """Tokens, router, gate, up, down."""
   rng = np.random.default_rng(seed)
   shapes = (tokens, D), (D, E), (E, D, F), (E, D, F), (E, F, D)
   return tuple(

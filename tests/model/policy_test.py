@@ -140,9 +140,7 @@ TURNS += [(name, "pages of 2, one lane and an empty one") for name in NAMES]
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name, way", tiers.some(TURNS, 0, 1))
-def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
-  name, way
-):
+def test_decoding_in_a_circle_of_columns_gives_logits_of_whole_rows(name, way):
   """Responses of different length follow each other in the slots."""
   window, columns = WAYS[way]
   policy = POLICIES[name]
@@ -309,7 +307,6 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
 
 
 def asked(P, R, T=6, S=5):
-  """Prompts of different lengths and responses for `response_logp`."""
   rng = np.random.default_rng(0)
   tokens = lambda *shape: rng.integers(1, TINY.vocab, shape).astype(np.int32)
   mask = np.arange(S) >= rng.integers(0, S, (P, 1))

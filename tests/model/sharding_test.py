@@ -44,7 +44,6 @@ def abstract(policy=POLICY):
 
 
 def named(tree):
-  """Path of each leaf to the leaf."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   path = lambda keys: jax.tree_util.keystr(keys, simple=True, separator="/")
   return {path(keys): leaf for keys, leaf in leaves}
@@ -129,24 +128,16 @@ def test_axes_have_the_sizes_that_they_are_named_for(name):
 @pytest.mark.parametrize(
   "params, message",
   [
-    (
-      {"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
-      "blocks/qq/kernel (3, 8, 4, 2)",
-    ),
-    (
-      {"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
-      "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')",
-    ),
-    (
-      {"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
-      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1",
-    ),
-    (
-      {"ln_final": {"scale": leaf(10)}},
-      "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2",
-    ),
+    ({"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
+      "blocks/qq/kernel (3, 8, 4, 2)"),
+    ({"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
+      "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')"),
+    ({"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
+      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1"),
+    ({"ln_final": {"scale": leaf(10)}},
+      "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2"),
   ],
-)
+)  # fmt: skip
 def test_names_the_parameter_that_does_not_fit(mesh, params, message):
   with refuses(ValueError, message):
     sharding.param_shardings(params, mesh)
@@ -155,11 +146,8 @@ def test_names_the_parameter_that_does_not_fit(mesh, params, message):
 def test_moments_lie_where_their_parameters_lie(mesh):
   params = abstract()
   state = {
-    "mu": params,
-    "nu": (params, leaf()),
-    "count": leaf(),
-    "rest": leaf(5),
-  }
+    "mu": params, "nu": (params, leaf()), "count": leaf(), "rest": leaf(5),
+  }  # fmt: skip
   got = sharding.state_shardings(state, params, mesh)
   places = sharding.param_shardings(params, mesh)
   whole = jax.sharding.NamedSharding(mesh, P())

@@ -199,9 +199,7 @@ def test_left_padding_by_hand():
       tokenizer.left_pad(prompts, 3)
 
 
-def test_a_template_of_ones_own_takes_the_place_of_the_checkpoints(
-  copy, built, tmp_path
-):
+def test_an_own_template_replaces_the_checkpoints(copy, built, tmp_path):
   path = tmp_path / "mine.jinja"
   body = "{{ messages[0].role }}: {{ messages[0].content }}"
   path.write_bytes(body.encode() + b"\r\n\r\n")
@@ -234,9 +232,7 @@ def test_a_checkpoint_without_a_template_takes_one(copy):
     (b"{{ ().__class__.__base__.__subclasses__() }}", ": its chat template fa"),
   ],
 )
-def test_a_template_of_ones_own_is_refused_by_its_file(
-  directory, tmp_path, data, says
-):
+def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):
   path = tmp_path / "mine.jinja"
   path.write_bytes(data)
   with pytest.raises(ValueError) as e:

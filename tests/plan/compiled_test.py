@@ -33,7 +33,6 @@ LONG = pytest.mark.timeout(1800)
 
 
 def plan(topology: str, *words: str) -> dict:
-  """The line of JSON of a command."""
   paths = [str(ROOT), ASIDE, os.environ.get("PYTHONPATH", "")]
   # What conftest.py tells the tests' own jax is not for this one.
   env = {"XLA_FLAGS": "", "JAX_PLATFORMS": ""}
@@ -72,9 +71,7 @@ ONE += ("--config.theory.prompts=0",)
     pytest.param("v5p:2x2x2", FAST, 1, marks=[TPU, pytest.mark.slow]),
   ],
 )
-def test_the_papers_run_fits_machines_that_are_not_here(
-  topology, words, copies
-):
+def test_the_papers_run_fits_machines_not_here(topology, words, copies):
   read = plan(topology, *PLAN, *words)
   assert (read["topology"], read["devices"]) == (topology, 8)
   assert read["fits"] is True

@@ -164,14 +164,10 @@ def least(total: int) -> int:
 @pytest.mark.parametrize(
   "field, low, high",
   [
-    ("resident_bytes", 0, 1000),
-    ("n", 24, 25),
-    ("prompts", 8, 9),
-    ("prompt_tokens", 8, 9),
-    ("slots", 7, 8),
-    ("lanes", 3, 4),
+    ("resident_bytes", 0, 1000), ("n", 24, 25), ("prompts", 8, 9),
+    ("prompt_tokens", 8, 9), ("slots", 7, 8), ("lanes", 3, 4),
   ],
-)
+)  # fmt: skip
 def test_more_of_anything_needs_more(field, low, high):
   both = {"slots": 8, "lanes": 4}
   assert needed(**both | {field: low}) < needed(**both | {field: high})
@@ -232,16 +228,11 @@ def test_a_given_number_stays():
     ({"slots": 10, "lanes": 1}, {"slots": 20}, {"slots": 10}),
     ({"slots": 1, "lanes": 5}, {"lanes": 6}, {"lanes": 5}),
     ({"slots": 10, "lanes": 3}, {"slots": 20, "lanes": 3}, {"slots": 10}),
-    (
-      {"max_new_tokens": 1000, "slots": 1, "lanes": 1},
-      {"max_new_tokens": 2000},
-      {"max_new_tokens": 1000},
-    ),
+    ({"max_new_tokens": 1000, "slots": 1, "lanes": 1}, {"max_new_tokens": 2000},
+      {"max_new_tokens": 1000}),
   ],
-)
-def test_what_does_not_fit_is_refused_with_the_nearest_that_does(
-  tight, given, nearest
-):
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_the_nearest(tight, given, nearest):
   tight = least(needed(**tight))
   with pytest.raises(memory.TooLarge) as e:
     fit(tight, **given)
@@ -354,35 +345,21 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
     [
       pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
       pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
-      slow(
-        dataclasses.replace(HALF, int8_cache=True),
-        (64, 8, 96, 192, 64, 4),
-        1.0,
-        id="int8",
-      ),
+      slow(dataclasses.replace(HALF, int8_cache=True), (64, 8, 96, 192, 64, 4),
+        1.0, id="int8"),
       slow(SMALL, (16, 3, 1100, 20, 16, 3), 1.0, id="long prompts"),
       pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
       pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
-      slow(
-        dataclasses.replace(SMALL, vocab=2**15),
-        (16, 8, 40, 6, 16, 8),
-        0.95,
-        id="an evaluation with a large vocabulary",
-      ),
-      pytest.param(
-        dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
-        (16, 8, 64, 32, 16, 8),
-        1.0,
-        id="experts",
-      ),
+      slow(dataclasses.replace(SMALL, vocab=2**15), (16, 8, 40, 6, 16, 8), 0.95,
+        id="an evaluation with a large vocabulary"),
+      pytest.param(dataclasses.replace(SMALL, experts=4, experts_per_token=2,
+        mlp=128), (16, 8, 64, 32, 16, 8), 1.0, id="experts"),
     ],
     2,
     2,
   ),
-)
-def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(
-  policy, sizes, top_p
-):
+)  # fmt: skip
+def test_a_plan_is_never_below_seldom_above_xlas_needs(policy, sizes, top_p):
   n, P, S, T, slots, lanes = sizes
   state, needed = needs(policy, *sizes, SamplingParams(top_p=top_p))
   one = load(

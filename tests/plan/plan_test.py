@@ -80,18 +80,14 @@ def test_rows_are_as_many_as_fit():
 
 # What XLA may use of a device, and how many there are.
 MACHINES = {
-  "h100:1x8": ("gpu", 8, 72.8),
-  "h100:8x8": ("gpu", 64, 72.8),
-  "v5p:2x2x2": ("tpu", 8, 95.7),
-  "v5p:4x4x4": ("tpu", 64, 95.7),
-  "v6e:4x4": ("tpu", 16, 31.2),
-  "v6e:8x8": ("tpu", 64, 31.2),
-}
+  "h100:1x8": ("gpu", 8, 72.8), "h100:8x8": ("gpu", 64, 72.8),
+  "v5p:2x2x2": ("tpu", 8, 95.7), "v5p:4x4x4": ("tpu", 64, 95.7),
+  "v6e:4x4": ("tpu", 16, 31.2), "v6e:8x8": ("tpu", 64, 31.2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-  "preset, name",
-  tiers.some(itertools.product(["1p5b", "8b"], MACHINES), 2, 4),
+  "preset, name", tiers.some(itertools.product(["1p5b", "8b"], MACHINES), 2, 4)
 )
 def test_a_preset_starts_on_every_machine_with_the_papers_values(preset, name):
   platform, devices, gib = MACHINES[name]
@@ -210,11 +206,7 @@ def test_processes_divide_evaluations(each, want):
   assert prompts == want
 
 
-# ----------------------------------------------------------------- --mode=plan
-
-
 def plan_of(c):
-  """Prints the plan of a config."""
   plan_command.run(plan_command.resolved(c))
 
 

@@ -39,20 +39,14 @@ def auto(**fields):
 
 
 def described(at: Target) -> Machine:
-  """One device that is not here."""
   return Machine(ONE, at)
 
 
 def sizes_of(this):
-  """What follows from the machine."""
   return [(p.config, p.layout, p.memory, p.objective) for p in this.phases]
 
 
-# ----------------------------------------------------------------- functions
-
-
 def functions_of(**fields):
-  """The functions of the first phase of a config."""
   return resolve.phase_functions(0, configured.config(**fields).phases[0])
 
 
@@ -212,9 +206,6 @@ def test_a_changed_file_is_refused_by_name():
     resolve.refuse_changes(before, other)
 
 
-# -------------------------------------------------------------------- phases
-
-
 LATER = (
   {"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"},
   {
@@ -312,9 +303,6 @@ def weights(this):
   return sum(x.size * 4 for x in jax.tree.leaves(this.policy.shapes))
 
 
-# ------------------------------------------------------------------ machines
-
-
 def test_this_machine_has_all_devices():
   c = configured.config(mesh_fsdp=-1, mesh_tensor=2)
   here = resolve.here(c.devices)
@@ -389,9 +377,6 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     evaluation(memory_bytes=1000)
 
 
-# -------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
   "devices, fields, line",
   [
@@ -455,9 +440,6 @@ def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
       resolve.resolve(bare(), machine)
 
 
-# --------------------------------------------------------------------- dtype
-
-
 @pytest.mark.parametrize(
   "machine, dtype", [(CPU, "float32"), (GPU, "bfloat16"), (TPU, "bfloat16")]
 )
@@ -466,12 +448,8 @@ def test_a_machine_decides_for_a_new_run(machine, dtype):
   assert c == one_step.config(n=16, dtype=dtype)
 
 
-# ---------------------------------------------------------------- commands
-
-
 @pytest.fixture
 def trains(monkeypatch, tmp_path):
-  """Starts a run that only writes its config, on some machine; the dtype."""
   workdir = tmp_path / "run"
 
   def hold(this, workdir, parts, changed, *_):
@@ -514,8 +492,6 @@ def test_a_run_goes_on_in_its_dtype_on_another_machine(trains):
 
 @pytest.fixture
 def evaluates(tmp_path):
-  """The dtype in which a command evaluates."""
-
   def dtype(**fields):
     this = resolve.evaluation(
       auto(**fields), one_step.machine(), tmp_path / "evaluation"

@@ -19,7 +19,6 @@ from brorl_jax.plan.topology import CHIPS, Name
 
 @pytest.fixture
 def told(monkeypatch):
-  """What jax is told: field -> value."""
   fields = {}
   monkeypatch.setattr(jax.config, "update", fields.__setitem__)
   return fields
@@ -140,9 +139,7 @@ def test_a_tpu_that_is_not_here_is_compiled_for(told, environment, installed):
   }
 
 
-def test_devices_of_a_cpu_are_made_and_this_machine_is_as_it_is(
-  told, environment
-):
+def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):
   topology.prepare(Name("here"))
   assert told == {}
   topology.prepare(Name("cpu", (5,)))

@@ -124,13 +124,9 @@ def test_rows_have_a_start_once():
   rows = [(r["run"], r["evaluation"], r["at"]) for r in data["rows"]]
   ends = ["equal time", "equal CPU time", "end"]
   assert rows == [
-    (0, 0, ["start"]),
-    (0, 2, ends),
-    (1, 2, ends),
-    (2, 0, ["start"]),
-    (2, 2, ends),
-    (3, 0, ["evaluation"]),
-  ]
+    (0, 0, ["start"]), (0, 2, ends), (1, 2, ends), (2, 0, ["start"]),
+    (2, 2, ends), (3, 0, ["evaluation"]),
+  ]  # fmt: skip
   policy = data["runs"][3]
   assert policy["evaluated"] == "x" and policy["finished"]
   assert policy["throughput"] is None
@@ -244,8 +240,6 @@ def test_differences_name_fields_and_values():
   assert numbers(run("a"), run("b"))["differences"] == []
 
 
-# ---------------------------------------------------------------------- arms
-
 OTHER_SEED = {
   0: ([0, 0], [0, 0], [0, 0], [1, 0]),
   3: ([1, 0], [1, 1], [0, 0], [1, 1]),
@@ -322,9 +316,6 @@ def test_an_arm_without_a_start_or_a_cost_has_no_gain():
   assert one["before"] is one["gains"] is one["gain_half"] is None
   assert other["step"] is other["cpu_hours"] is other["gains"] is None
   assert other["after"] == 0.25
-
-
-# ---------------------------------------------------------- curves and events
 
 
 def test_curves_are_the_metrics_by_step():

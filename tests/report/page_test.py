@@ -27,7 +27,6 @@ def metric_lines(count, **more):
 
 
 def responses(records, text):
-  """Gives the first sample of each prompt its text."""
   for r in records:
     if r["sample"] == 0:
       r |= {"prompt": f"Is {r['id']} right?", "response": f"{text} {r['id']}"}
@@ -36,7 +35,6 @@ def responses(records, text):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-  """A report of two runs and an evaluation, with names to be careful with."""
   folder = tmp_path_factory.mktemp("runs")
   make = lambda name, **more: made.run(folder / name, prompts=PROMPTS, **more)
   a = make("a", passes=PASSES, lines=metric_lines(3))
@@ -125,9 +123,6 @@ def rows(page, title):
   return [[cell.strip() for cell in row] for row in page.tables[title][1:]]
 
 
-# -------------------------------------------------------------------- numbers
-
-
 def test_the_first_table_has_the_numbers_of_the_arms(parsed, data):
   def cells(arm, at):
     got = arm["at"][at]
@@ -210,11 +205,7 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
     [d["field"], *map(str, d["values"])] for d in data["differences"]
   ]
   assert rows(parsed, "Events") == [
-    [
-      *(NASTY, NASTY, NASTY, step),
-      "2026-11-25 08:58:01",
-    ]
-    for step in "23"
+    [*(NASTY, NASTY, NASTY, step), "2026-11-25 08:58:01"] for step in "23"
   ]
 
 
@@ -293,9 +284,6 @@ def test_the_caption_says_where_runs_are_compared(parsed):
   assert f"{early} of it: b." in said
 
 
-# ------------------------------------------------------------- text, not code
-
-
 def test_what_comes_from_runs_is_text(parsed, report):
   text = (report / "index.html").read_text()
   assert NASTY not in text and text.count("<script") == 1
@@ -334,9 +322,6 @@ def test_responses_are_shown_with_their_verdicts(parsed):
   assert f"after pass {' '.join(NASTY.split())} {first}" in said
   assert "step 2 " in said and "prime fail What is 2 + 1?" in said
   assert "reference 3reason wrong answer reward0.250tokens1,001" in said
-
-
-# ------------------------------------------------------------- runs of a kind
 
 
 def page_of(*folders):
@@ -423,9 +408,6 @@ def test_the_newest_samples_are_shown_and_long_ones_are_cut(tmp_path):
   assert steps == [[*range(300, 400)]] * 2
   assert "[1,000 more characters]" in parsed.text
   assert "x" * 6001 not in parsed.text
-
-
-# -------------------------------------------------------------------- drawing
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ def test_refuses_what_has_no_spread(n):
     stats.mean_interval(np.zeros(n))
 
 
-# --------------------------------------------------------------------- paired
-
-
 def test_paired_t_by_hand():
   """Differences 1, 2, 6: mean 3, variance 7, t = 3 / sqrt(7 / 3)."""
   got = stats.paired_t(np.array([2.0, 4.0, 9.0]), np.array([1.0, 2.0, 3.0]))

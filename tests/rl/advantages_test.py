@@ -62,9 +62,7 @@ def test_whitens_by_hand():
     rtol=1e-6,
   )
   np.testing.assert_allclose(
-    by_trajectory(centered, ALL),
-    [[1.0, -1.0], [-1.0, 1.0]],
-    rtol=1e-6,
+    by_trajectory(centered, ALL), [[1.0, -1.0], [-1.0, 1.0]], rtol=1e-6
   )
 
 
@@ -87,10 +85,7 @@ def test_groups_that_are_not_kept_are_0_and_have_no_influence(bad):
       advantages.whiten_by_batch(spoilt, lengths, where),
       advantages.whiten_by_batch(centered[:4], length[:4], where[:4]),
     ),
-    (
-      by_trajectory(spoilt, where),
-      by_trajectory(centered[:4], where[:4]),
-    ),
+    (by_trajectory(spoilt, where), by_trajectory(centered[:4], where[:4])),
   ):
     np.testing.assert_array_equal(got[4:], 0.0)
     np.testing.assert_allclose(got[:4], want, rtol=1e-6)
@@ -469,11 +464,7 @@ def expected(after, enough, p):
 
 @pytest.mark.parametrize(
   "enough, p, n, weight",
-  [
-    (1, 0.001, 838, 3.02),
-    (1, 0.01, 216, 2.09),
-    (4, 0.01, 828, 1.175),
-  ],
+  [(1, 0.001, 838, 3.02), (1, 0.01, 216, 2.09), (4, 0.01, 828, 1.175)],
 )
 def test_the_bias_that_the_documents_name(enough, p, n, weight):
   got = expected((16, 64, 256, 1024), enough, p)

@@ -141,10 +141,7 @@ def test_a_weight_of_c_is_c_equal_rows():
   for i in (0, 3):
     slope = lambda f, i=i: jax.jit(jax.grad(lambda x: f(x)[i].value))(logp)
     np.testing.assert_allclose(
-      slope(weighted),
-      slope(repeated),
-      rtol=1e-5,
-      atol=1e-7,
+      slope(weighted), slope(repeated), rtol=1e-5, atol=1e-7
     )
 
 
@@ -190,17 +187,12 @@ def test_reinforce_by_hand():
 @pytest.mark.parametrize(
   "gap, value, gradient",
   [
-    (0.0, 0.0, 0.0),
-    (3.0, 4.5, 3.0),
-    (-3.0, 4.5, -3.0),
-    (4.0, 8.0, 4.0),
+    (0.0, 0.0, 0.0), (3.0, 4.5, 3.0), (-3.0, 4.5, -3.0), (4.0, 8.0, 4.0),
     # Past the clamp, at sqrt(20) nats: counted, not followed.
-    (6.0, 10.0, 0.0),
-    (-6.0, 10.0, 0.0),
-    (25.0, 10.0, 0.0),
+    (6.0, 10.0, 0.0), (-6.0, 10.0, 0.0), (25.0, 10.0, 0.0),
     (math.inf, 10.0, 0.0),
   ],
-)
+)  # fmt: skip
 def test_k2_matches_hand_computation(gap, value, gradient):
   reference, mask = jnp.full((1, 1), -2.0), jnp.ones((1, 1), bool)
   loss = lambda x: losses.kl_k2(x, reference, mask, clamp=10.0).value
@@ -322,18 +314,13 @@ def test_a_correction_off_the_mask_makes_no_nan_on_the_way(bad=jnp.inf):
   "ratio, advantage, value, slope",
   tiers.some(
     [
-      (1.0, 2.0, -2.0, -2.0),
-      (1.1, 1.0, -1.1, -1.1),
-      (1.29, 1.0, -1.28, 0.0),
-      (1.27, 1.0, -1.27, -1.27),
-      (0.79, -1.0, 0.8, 0.0),
-      (0.81, -1.0, 0.81, 0.81),
-      (0.5, 1.0, -0.5, -0.5),
-      (1.5, -1.0, 1.5, 1.5),
+      (1.0, 2.0, -2.0, -2.0), (1.1, 1.0, -1.1, -1.1), (1.29, 1.0, -1.28, 0.0),
+      (1.27, 1.0, -1.27, -1.27), (0.79, -1.0, 0.8, 0.0),
+      (0.81, -1.0, 0.81, 0.81), (0.5, 1.0, -0.5, -0.5), (1.5, -1.0, 1.5, 1.5),
     ],
     2,
   ),
-)
+)  # fmt: skip
 def test_gspo_by_hand(ratio, advantage, value, slope):
   """Log-ratios x + 1 and x - 1 of two tokens, of mean x = log s.
 
@@ -379,7 +366,6 @@ def test_gspo_counts_sequences():
 
 
 def squared(logp, logp_old, advantage, mask):
-  """Of tokens."""
   return (logp - logp_old - advantage[:, None]) ** 2
 
 

@@ -218,9 +218,7 @@ GOOD = dict(
 
 
 COUNTED = dict(
-  probs=GOOD["probs"],
-  correct=GOOD["correct"],
-  counts=jnp.array([1, 1, 0, 0]),
+  probs=GOOD["probs"], correct=GOOD["correct"], counts=jnp.array([1, 1, 0, 0])
 )
 
 

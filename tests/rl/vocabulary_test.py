@@ -150,8 +150,7 @@ def test_no_array_has_the_logits_of_all_tokens():
 
 
 @pytest.mark.parametrize(
-  "blocked, rows, devices",
-  tiers.some([(2, 4, 1), (6, 4, 8)], 1),
+  "blocked, rows, devices", tiers.some([(2, 4, 1), (6, 4, 8)], 1)
 )
 def test_blocks_of_the_vocabulary_change_nothing(blocked, rows, devices):
   rng = np.random.default_rng(1)

@@ -40,15 +40,7 @@ def prompts(numbers):
 
 def rollouts(some):
   """Their number is in the tokens, so that mixed up ones are seen."""
-  P = len(some.index)
-  tokens = np.broadcast_to(some.index[:, None, None], (P, N, 1))
-  return Rollouts(
-    tokens=tokens.astype(np.int32),
-    logp=np.zeros((P, N, 1), np.float32),
-    mask=np.ones((P, N, 1), bool),
-    truncated=np.zeros((P, N), bool),
-    slot_steps=np.ones(P, np.float32),
-  )
+  return scored.rollouts(np.tile(some.index[:, None, None], (1, N, 1)))
 
 
 def scores_of(good):
@@ -239,17 +231,9 @@ def test_where_the_time_went():
 
 
 def rewarded(reward, drawn=None):
-  """Groups with these rewards, where there are rollouts."""
   some = prompts(range(len(reward)))
   drawn = np.ones(reward.shape, bool) if drawn is None else drawn
-  zeros = np.zeros((*reward.shape, 1), np.float32)
-  out = Rollouts(
-    zeros.astype(np.int32),
-    zeros,
-    drawn[..., None],
-    np.zeros(reward.shape, bool),
-    np.ones(len(reward), np.float32),
-  )
+  out = scored.rollouts(np.zeros((*reward.shape, 1)), drawn[..., None])
   return Groups(some, out, scored.scores(reward))
 
 
@@ -421,18 +405,12 @@ def rate(p):
 
 def made(some):
   """Rollout n of prompt p: a function of both, with its number as a token."""
-  P = len(some.index)
   n = some.first[:, None] + np.arange(CHUNK)[None]
   length = 1 + (some.index[:, None] + n) % T
   mask = np.arange(T) < length[..., None]
   token = (100 * some.index[:, None] + n)[..., None]
-  return Rollouts(
-    tokens=np.where(mask, token, 0).astype(np.int32),
-    logp=np.where(mask, -token / 7.0, 0.0).astype(np.float32),
-    mask=mask,
-    truncated=length == T,
-    slot_steps=np.ones(P, np.float32),
-  )
+  token = np.broadcast_to(token, mask.shape)
+  return scored.rollouts(token, mask, -token / 7.0, length == T)
 
 
 def drawn_score(some, rollouts):
@@ -471,15 +449,10 @@ def drawn(sampled):
 @pytest.mark.parametrize(
   "right, n, want",
   [
-    (4, 16, 16),
-    (3, 16, 64),
-    (13, 16, 64),
-    (12, 16, 16),
-    (3, 64, 256),
-    (4, 64, 64),
-    (0, 256, 256),  # the last round
+    (4, 16, 16), (3, 16, 64), (13, 16, 64), (12, 16, 16), (3, 64, 256),
+    (4, 64, 64), (0, 256, 256),  # the last round
   ],
-)
+)  # fmt: skip
 def test_a_prompt_goes_on_until_both_suffice(right, n, want):
   reward = np.where(np.arange(n) < right, 1.0, 0.9)  # nearly right is not right
   assert RoundPlan((16, 64, 256), 4, 4).further(reward) == want

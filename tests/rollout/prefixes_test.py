@@ -29,7 +29,6 @@ from brorl_jax.types import Prompts
 
 
 def both(prompts, n, T, *, policy=None, params=RECALL, mesh=None, **cut):
-  """Rollouts of shared rows, and of slots."""
   how = dict(n=n, max_new_tokens=T, sampling=SamplingParams(**cut), mesh=mesh)
   one = spec(policy or Recall(), **how)
   alone = dataclasses.replace(one, mesh=None)
@@ -148,7 +147,7 @@ NEED = 2 * 2048 * 16 * 512 + 4 * 3 * (256 * 24 + 16 * 512 * 6)
     (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, False),
   ],
 )
-def test_rows_are_shared_by_short_responses_where_memory_allows(
+def test_short_responses_share_rows_where_memory_allows(
   change, T, memory, good
 ):
   policy = change(POLICY)

@@ -88,7 +88,6 @@ def test_a_step_widens_int8_pages_layer_by_layer():
 
 
 def segment_over_pool(policy, params, T, blocks):
-  """Pool, state and program of a step of 2 lanes of 24 slots."""
   spec = spec_of(policy, n=24, max_new_tokens=T, blocks=blocks).program(2)
   return lowered(spec, params, [programs.cache(spec)])
 
@@ -239,7 +238,6 @@ def prompts(count=3):
 
 
 def rolled(policy=POOLED, params=LONG, *, count=3, given=None, **changes):
-  """Rollouts, and what was told at the end."""
   told = []
   if mesh := changes.pop("mesh", None):
     changes["mesh"] = devices(**mesh)

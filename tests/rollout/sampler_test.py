@@ -240,9 +240,7 @@ def simple(name):
   [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)],
 )
 @pytest.mark.parametrize("name", tiers.some(REFERENCE, 1, 1))
-def test_equals_the_sampler_without_caches(
-  name, columns, lanes, slots, monkeypatch
-):
+def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
   for where in (sampler, states):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run_policy(
@@ -293,9 +291,7 @@ def test_refuses_by_name_and_value(change, message):
   "count, n, lanes, slots",
   [(1, 512, 1, 128), (3, 16, 3, 16), (40, 16, 40, 4), (300, 8, 128, 1)],
 )
-def test_on_a_cpu_sample_decodes_128_rows_at_a_time(
-  count, n, lanes, slots, monkeypatch
-):
+def test_a_cpu_decodes_128_rows_at_a_time(count, n, lanes, slots, monkeypatch):
   found = []
 
   def rollouts(spec, *_):

@@ -92,7 +92,6 @@ SHORTEST = jax.jit(slots.shortest_row)
 
 
 def made(held, free, most):
-  """Rows that hold so many blocks, of a pool with so many free ones."""
   count, table = sum(held), np.zeros((len(held), most), np.int32)
   ids = iter(range(count))
   for row, n in zip(table, held, strict=True):
@@ -302,9 +301,7 @@ def test_several_pages_turn_and_a_single_one_does_not():
   "places, lanes, count, each",
   [(5, None, 1, 5), (5, 3, 1, 3), (6, 3, 2, 2), (6, 9, 2, 3)],
 )
-def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
-  places, lanes, count, each
-):
+def test_prompts_decode_on_the_lanes_asked_for(places, lanes, count, each):
   """Of one device; at most one for each of its places."""
   one = spec(Table(), lanes=lanes, mesh=devices(count))
   assert one.program(places).lanes == each

@@ -331,9 +331,7 @@ def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places):
   assert sum(found) == 5 if places == 8 else 5 < sum(found) <= 40
 
 
-def test_prompts_that_come_when_few_slots_are_left_need_no_other_program(
-  monkeypatch,
-):
+def test_prompts_that_come_when_few_slots_are_left_compile_nothing(monkeypatch):
   """4 lanes of 8 are compacted to fewer before the last prompts come."""
   left, told, shapes = [*range(8)], [], []
   read = stream.read_more

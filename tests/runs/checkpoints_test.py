@@ -53,8 +53,6 @@ def bits(tree) -> list[tuple[str, bytes]]:
 
 
 class Run:
-  """A directory of checkpoints as successive processes see it."""
-
   def __init__(self, root: pathlib.Path, keep: int = 3):
     self.root, self.keep, self.said = root, keep, []
 
@@ -323,9 +321,7 @@ def test_nothing_is_made_before_the_first_save(run):
 
 
 @pytest.mark.parametrize("damage", tiers.some(["record", "arrays", "gone"], 1))
-def test_a_step_is_read_back_before_an_older_one_is_deleted(
-  run, monkeypatch, damage
-):
+def test_a_step_is_read_back_before_one_is_deleted(run, monkeypatch, damage):
   compare, kept = checkpoints.compare, []
 
   def rots(folder, *args):
@@ -345,9 +341,8 @@ def test_a_step_is_read_back_before_an_older_one_is_deleted(
   store = run.open()
   for step in (1, 2, 5, 9):
     store.save(step, state_of(step), run_state_of(step))
-  with pytest.raises(checkpoints.Unsaved, match="step is 5") as e:
+  with refuses(checkpoints.Unsaved, "checkpoint 9 in ... step is 5"):
     store.close()
-  assert "\n" not in str(e.value) and "checkpoint 9 in " in str(e.value)
   assert kept == [[1], [1, 2], [1, 2, 5], [2, 5, 9]]
   assert store.good == 5 and {2, 5} <= {*run.steps()}
   store.close()  # once more is no more
@@ -411,9 +406,7 @@ like, store = t.state_of(0), run.open()
   )
 
 
-def test_one_of_several_processes_changes_nothing_when_it_cannot_read(
-  run, monkeypatch
-):
+def test_one_of_several_that_cannot_read_changes_nothing(run, monkeypatch):
   """The others may have read theirs: all must go on from the same step."""
   run.save(1, 2)
   for path in (run.folder / "2" / "state").rglob("*"):
@@ -520,9 +513,7 @@ def test_several_processes_compare_together(run, monkeypatch):
 
 
 @pytest.mark.parametrize("item", ["state", "2.orbax"])
-def test_a_folder_that_cannot_be_made_is_an_error_at_once(
-  run, monkeypatch, item
-):
+def test_a_folder_that_is_not_made_is_an_error_at_once(run, monkeypatch, item):
   """orbax would wait for it for five minutes."""
   store, mkdir = run.open(), os.mkdir
   store.save(1, state_of(1), run_state_of(1))
@@ -545,7 +536,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(
 
 
 def scored(run, scores, **how):
-  """Saves steps with their scores."""
   store = checkpoints.Store(run.folder, keep=run.keep, run="mine", **how)
   for step, score in scores.items():
     store.save(step, state_of(step), run_state_of(step), score)
@@ -646,7 +636,6 @@ def test_what_stays(scores, newest, every):
 
 @pytest.fixture
 def saved(tmp_path):
-  """Steps 0, 3, 6, 9."""
   saved = tmp_path / "run"
   for step in (0, 3, 6, 9):
     save(saved, step)
@@ -658,7 +647,6 @@ def saved(tmp_path):
 
 
 def go_back(saved, step):
-  """The folder of the later steps."""
   said, where = [], saved / "checkpoints"
   store = checkpoints.Store(where, keep=9, run="mine", warn=said.append)
   later = [s for s in checkpoints.steps(where) if step is not None and s > step]

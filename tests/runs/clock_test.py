@@ -65,9 +65,7 @@ def test_cores_that_others_had_by_hand(
   assert clock.few_cores(spent) is None
 
 
-def test_what_others_had_is_counted_without_our_processes(
-  monkeypatch, tmp_path
-):
+def test_what_others_had_leaves_out_our_processes(monkeypatch, tmp_path):
   """In ticks: two cores were busy for 700 and 300, of which 430 are ours."""
   rows = ["cpu 9 9 9 9 9 9 9 9", "cpu0 100 200 300 5000 60 10 20 70"]
   rows += ["cpu1 100 100 100 9 9 0 0 0", "cpu2 999 0 0 0 0 0 0 0"]

@@ -240,9 +240,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
     pass
 
 
-def test_what_may_change_the_bits_is_named_with_before_and_now(
-  tmp_path, monkeypatch
-):
+def test_what_may_change_bits_is_named_before_and_now(tmp_path, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", "--one")
   folder.write_config({"run": {"seed": 0}}, tmp_path)
   assert folder.differences(tmp_path) == {}

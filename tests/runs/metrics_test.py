@@ -15,7 +15,6 @@ from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
 
 def events(workdir):
-  """The events of a TensorBoard folder, parsed record by record."""
   for file in sorted(workdir.glob("events.out.tfevents.*")):
     data = file.read_bytes()
     at = 0
@@ -224,9 +223,7 @@ def test_a_histogram_of_pass_rates_by_hand():
     ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
   ],
 )
-def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
-  reward, valid, degenerate
-):
+def test_a_group_of_equal_rewards_is_degenerate(reward, valid, degenerate):
   rollouts, _, _ = example()
   valid = np.broadcast_to(valid, (2, 3))
   scores = scored.scores(np.array(reward, np.float32), valid=valid)
@@ -249,13 +246,7 @@ def test_correct_mass_counts_distinct_right_responses_once():
 
 def test_correct_mass_sums_long_responses_exactly():
   """A probability of 1e-40 is not 0 in float64."""
-  rollouts = Rollouts(
-    tokens=np.ones((1, 2, 100), np.int32),
-    logp=np.full((1, 2, 100), np.log(0.4), np.float32),
-    mask=np.ones((1, 2, 100), bool),
-    truncated=np.ones((1, 2), bool),
-    slot_steps=np.ones(1, np.float32),
-  )
+  rollouts = scored.rollouts(np.ones((1, 2, 100)), logp=np.log(0.4))
   got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
   np.testing.assert_allclose(got, [0.4**100], rtol=1e-4)
 
@@ -312,7 +303,7 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
 
 
 @pytest.mark.ci
-def test_tensorboard_on_a_full_disk_neither_ends_nor_holds_up_a_run(
+def test_tensorboards_full_disk_neither_ends_nor_holds_up_a_run(
   tmp_path, capfd
 ):
   writer = metrics.Writer(tmp_path, after=-1, steps=9)

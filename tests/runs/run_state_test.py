@@ -14,7 +14,6 @@ USUAL = {"rollout/entropy": 0.8, "reward/mean": 0.5}
 
 
 def after(c, *steps, progress=START):
-  """The run state after these steps, and the alarms of the last."""
   alarms = []
   for changes in steps:
     progress, alarms = run_state.watched(c, progress, USUAL | changes)

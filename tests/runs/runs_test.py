@@ -53,8 +53,6 @@ def measure(step, params, heldout):
 
 
 class One(Examples):
-  """One example, whatever is drawn."""
-
   def __init__(self):
     self.log_lines = ["examples"]
 
@@ -71,14 +69,11 @@ class One(Examples):
 
 @functools.cache
 def resolved():
-  """The run of the config, on the devices of the tests."""
   c = config()
   return resolve.resolve(c, resolve.here(c.devices))
 
 
 class Run:
-  """Starts of one command, as successive processes make them."""
-
   def __init__(self, patch, workdir):
     self.patch, self.dir, self.stages = patch, workdir, bandit()
     self.closed, self.measure = 0, measure
@@ -130,7 +125,6 @@ class Run:
     return str(e.value)
 
   def lines(self, name):
-    """Lines without what is measured in seconds or bytes."""
     timed = ("time", "score/", "memory/", "rollout/", "seconds")
     return [
       {k: v for k, v in line.items() if not k.startswith(timed)}
@@ -138,7 +132,6 @@ class Run:
     ]
 
   def all(self):
-    """Every line of training, and its last step."""
     said = {name: self.lines(name) for name in EVERY}
     said["events.jsonl"] = [
       e for e in said["events.jsonl"] if e["event"] not in events.OF_PROCESS
@@ -146,7 +139,6 @@ class Run:
     return said, self.record(self.steps()[-1])
 
   def told(self, event):
-    """Step and reason of the events of one kind."""
     every = self.lines("events.jsonl")
     return [(e["step"], e.get("why")) for e in every if e["event"] == event]
 
@@ -171,7 +163,6 @@ def tree(workdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """A run that nobody disturbed."""
   with pytest.MonkeyPatch.context() as patch:
     run = Run(patch, tmp_path_factory.mktemp("whole") / "run")
     run.start()
@@ -180,13 +171,11 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def new(monkeypatch, tmp_path):
-  """One that has not begun."""
   return Run(monkeypatch, tmp_path / "run")
 
 
 @pytest.fixture
 def run(whole, monkeypatch, tmp_path):
-  """A copy of it."""
   shutil.copytree(whole.dir, tmp_path / "run")
   return Run(monkeypatch, tmp_path / "run")
 
@@ -251,9 +240,7 @@ def test_it_goes_on_to_the_same_lines_and_the_same_state(
 
 
 @pytest.mark.ci
-def test_a_run_that_was_killed_before_its_first_line_begins(
-  whole, monkeypatch, tmp_path
-):
+def test_a_run_killed_before_any_line_begins(whole, monkeypatch, tmp_path):
   def killed(*args):
     raise KeyboardInterrupt
 
@@ -573,8 +560,6 @@ PLACES = (*sorted(EVERY), "config.json", "checkpoints")
 
 
 class Failing:
-  """A file that can be written in part, and then not any more."""
-
   def __init__(self, file):
     self._file = file
 
@@ -616,9 +601,7 @@ def break_at(patch, place, step):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("place", tiers.some(PLACES, 3, 4))
-def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
-  whole, tmp_path, place
-):
+def test_a_full_disk_is_one_line_and_the_run_goes_on(whole, tmp_path, place):
   with pytest.MonkeyPatch.context() as patch:
     run = Run(patch, tmp_path / "run")
     break_at(patch, place, 4)
@@ -652,9 +635,7 @@ def test_a_slow_disk_does_not_hold_up_the_steps(whole, monkeypatch, tmp_path):
   assert seen == {3: 6} and run.all() == whole.all()
 
 
-def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
-  monkeypatch, tmp_path
-):
+def test_a_failed_save_ends_a_run_once_a_step_sees_it(monkeypatch, tmp_path):
   run = Run(monkeypatch, tmp_path / "run")
   begun, failed = threading.Event(), threading.Event()
 
@@ -686,7 +667,6 @@ def test_only_a_step_that_was_evaluated_has_a_score(whole):
 
 @pytest.fixture
 def long(whole, monkeypatch, tmp_path):
-  """The undisturbed run with all of its steps."""
   run = Run(monkeypatch, tmp_path / "long")
   run.start(keep_checkpoints=99)
   return run
@@ -738,7 +718,6 @@ def test_an_end_by_an_error_is_an_event(new):
 
 
 def told_by(tmp_path):
-  """A command that keeps the events it gets, and what it got so far."""
   script, out = tmp_path / "tell", tmp_path / "told.jsonl"
   script.write_text(f'#!/bin/sh\ncat >> "{out}"\n')
   script.chmod(0o755)
@@ -764,13 +743,9 @@ def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
   aside = run.dir / "set_aside/1"
   assert events_of[2][2].endswith(f"see {aside}")
   assert events_of == [
-    ("start", 0, None),
-    ("end", 7, said),
-    ("warning", 3, events_of[2][2]),
-    ("resume", 3, None),
-    ("end", 12, "done"),
-    ("end", 0, lost),
-  ]
+    ("start", 0, None), ("end", 7, said), ("warning", 3, events_of[2][2]),
+    ("resume", 3, None), ("end", 12, "done"), ("end", 0, lost),
+  ]  # fmt: skip
   assert [e["status"] for e in told() if e["event"] == "end"] == [74, 0, 2]
   assert {e["workdir"] for e in told()} == {str(run.dir)}
   assert all(e["host"] and e["pid"] == os.getpid() for e in told())

@@ -44,7 +44,6 @@ def key(item):
 
 
 def starts(workdir):
-  """Run, and scalars by step, of each start in a folder."""
   wandb.teardown()  # its process writes until it ends
   for path in sorted(workdir.glob("wandb/offline-run-*/*.wandb")):
     run, steps = None, {}

@@ -24,7 +24,6 @@ from brorl_jax.types import RunState, Updated
 
 
 def updating(**changes):
-  """A run of the small config with other values, and its updates."""
   this = resolved(**changes)
   return this, functools.partial(learning.update_policy, this, this.phases[0])
 
@@ -286,9 +285,7 @@ def silent(logp, logp_old, advantage, mask):
   ),
   ids=str,
 )
-def test_the_mean_of_the_config_scales_every_batch(
-  wired, monkeypatch, changes, how
-):
+def test_the_mean_of_a_config_scales_a_batch(wired, monkeypatch, changes, how):
   stages, state, kept = wired[-3:]
   seen, packed = [], []
   real = packing.pack

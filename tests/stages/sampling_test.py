@@ -29,7 +29,6 @@ MADE = types.Rollouts(
 
 @pytest.fixture
 def called(monkeypatch):
-  """What samples, and with which arguments."""
   calls = []
 
   def note(name, result):
@@ -47,7 +46,6 @@ def called(monkeypatch):
 
 
 def sample(this, **changed):
-  """Some of training, and some that are held out."""
   phase = dataclasses.replace(this.phases[0], **changed)
   feed, key = lambda room, idle: None, jax.random.key(0)
   sampling.stream_rollouts(this, phase, {"w": ONE}, feed, key)

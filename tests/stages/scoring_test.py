@@ -8,8 +8,8 @@ import pathlib
 import configured
 import numpy as np
 import pytest
+import scored
 
-from brorl_jax import types
 from brorl_jax.model import tokenizer
 from brorl_jax.stages import scoring
 from brorl_jax.stages.scoring import Scorer
@@ -47,13 +47,7 @@ def rollouts(responses, T=6):
       ids = [*text().encode(said), text().stop_ids[0]][:T]
       tokens[p, n, : len(ids)] = ids
       mask[p, n, : len(ids)] = True
-  return types.Rollouts(
-    tokens=tokens,
-    logp=np.zeros(tokens.shape, np.float32),
-    mask=mask,
-    truncated=np.zeros(tokens.shape[:2], bool),
-    slot_steps=np.ones(len(responses), np.float32),
-  )
+  return scored.rollouts(tokens, mask)
 
 
 def test_scores_are_the_verifiers_word_for_word(scorer):
@@ -87,8 +81,6 @@ def test_answers_are_numbered_by_what_verifiers_read(scorer):
 
 
 class Fake:
-  """In the place of the pool: says what it is told, and what it was asked."""
-
   def __init__(self, verdict):
     self._verdict, self.jobs = verdict, []
 

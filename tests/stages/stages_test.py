@@ -136,7 +136,6 @@ def test_a_run_of_so_many_prompts_draws_each_once_in_a_step():
 
 
 def lines(count=60):
-  """Puzzles as a file holds them."""
   family = gym.Family("chain_sum", {"min_digits": 1, "max_digits": 1})
   return [
     {
@@ -294,7 +293,6 @@ def test_a_domain_of_long_prompts_alone_is_refused(tmp_path):
 
 
 def arithmetic(count=30):
-  """Lines as others write them."""
   return [
     {"question": f"{i} + 1 = ?", "solution": {"n": i + 1}, "level": i % 3}
     for i in range(count)

@@ -50,8 +50,6 @@ def test_what_is_added_and_where(which, added, want):
   assert [*which.messages] == before  # an example is never changed
 
 
-# Which family a prompt is generated from.
-
 STEPS = st.integers(0, 2**40)
 POSITIONS = st.integers(0, 2**20 - 1)
 
@@ -76,9 +74,7 @@ def test_shares_follow_the_weights(weights):
 
 
 @pytest.mark.parametrize("weights", [[1] * 12, [1, 2, 3, 4], [1, 0, 0.2]])
-def test_every_step_has_its_share_of_each_family_from_the_first_positions(
-  weights,
-):
+def test_each_step_has_its_share_of_each_family_from_the_first(weights):
   for step in range(20):
     chosen = draws(weights, 200, seed=step % 3, step=step)
     for count in (8, 12, 50, 200):

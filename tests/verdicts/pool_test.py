@@ -22,7 +22,6 @@ def jailed() -> Jail:
 
 
 def right(response, entry, jail):
-  """Passes the entry's gold."""
   ok = response == entry["gold"]
   return Verdict(*(("pass", 1.0, "") if ok else ("fail", 0.0, "no")), response)
 
@@ -126,18 +125,10 @@ def test_a_random_mix_has_no_wrong_verdict(pool):
   kinds = {
     "pass": [("echo", "a")],
     "fail": [("echo", "b"), ("length", "abc")],
-    "invalid": [
-      ("crash", 0),
-      ("segfault",),
-      ("leave",),
-      ("recurse",),
-      ("huge", 70_000),
-      ("say", "0200000031320000"),
-      ("unserialisable",),
-      ("sleep",),
-      ("spin",),
-    ],
-  }
+    "invalid": [("crash", 0), ("segfault",), ("leave",), ("recurse",),
+      ("huge", 70_000), ("say", "0200000031320000"), ("unserialisable",),
+      ("sleep",), ("spin",)],
+  }  # fmt: skip
   wanted, jobs = [], []
   for i in range(100):
     status = rng.choices(list(kinds), (6, 6, 3))[0]

@@ -22,17 +22,13 @@ VERIFIERS = {name: domain.verify for name, domain in DOMAINS.items()}
 PUZZLE = gym.puzzle(gym.Family("gcd"), "train", 0, seed=0).entry
 RIGHT = {
   "math": (r"so \boxed{\sqrt{8}}", {"answer": r"2\sqrt{2}"}),
-  "code": (
-    "```python\nprint(int(input()) + 1)\n```",
-    {"tests": {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "3\n"]}},
-  ),
+  "code": ("```python\nprint(int(input()) + 1)\n```",
+    {"tests": {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "3\n"]}}),
   "stem": (r"\boxed{B}", {"answer": "B", "choices": ["helium", "neon"]}),
   "gym": (PUZZLE["answer"], PUZZLE),
-  "instructions": (
-    "no commas here",
-    {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]},
-  ),
-}
+  "instructions": ("no commas here",
+    {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]}),
+}  # fmt: skip
 WRONG = {
   "math": (r"so \boxed{\sqrt{8}}", {"answer": r"3\sqrt{2}"}),
   "code": ("```python\nprint(2)\n```", RIGHT["code"][1]),
@@ -91,7 +87,6 @@ OUTSIDE = [
 
 
 def names_a_domain(source):
-  """Lines that hold the name of a domain, or import one."""
   names = {*DOMAINS, OWN.name}
   folders = {f"brorl_jax.verdicts.{name}" for name in DOMAINS}
   for node in ast.walk(ast.parse(source)):

@@ -30,9 +30,6 @@ from launch.embedded.recipes import RECIPES
 from launch.embedded.steps import QUALITIES, TASKS, write
 from launch.embedded.steps.merging import merge
 
-# -------- steps
-
-
 CASES = [(task, side) for task in sorted(TASKS) for side in (0, 1)]
 
 
@@ -120,9 +117,6 @@ def test_what_has_no_steps_is_refused():
     write(other, "careful", random.Random(0))
 
 
-# -------- worked_examples
-
-
 @pytest.mark.parametrize("task", EXAMPLES)
 def test_careful_steps_by_hand(task):
   entry, answer, lines = entry_of(task), *EXAMPLES[task][2:]
@@ -158,9 +152,6 @@ def test_an_expression_makes_the_target(numbers, target, steps, answer):
   assert careful == f"{steps}\n<answer>{answer}</answer>"
 
 
-# -------- merging
-
-
 @pytest.mark.parametrize(
   "first, second, both",
   [
@@ -169,22 +160,17 @@ def test_an_expression_makes_the_target(numbers, target, steps, answer):
     ("36*2=72", "84-72=12", "84-36*2=12"),
     ("60/20=3", "3*100=300", "60/20*100=300"),
     # These would need brackets.
-    ("10+5=15", "28-15=13", None),
-    ("10-5=5", "28+5=33", None),
-    ("10+5=15", "15*3=45", None),
-    ("4*3=12", "60/12=5", None),
+    ("10+5=15", "28-15=13", None), ("10-5=5", "28+5=33", None),
+    ("10+5=15", "15*3=45", None), ("4*3=12", "60/12=5", None),
     ("-5+20=15", "15+1=16", None),
     # The result is used twice, not at all, or is only a part of a number.
-    ("36*2=72", "72-72=0", None),
-    ("36*2=72", "84-12=72", None),
+    ("36*2=72", "72-72=0", None), ("36*2=72", "84-12=72", None),
     ("36*2=72", "172-12=160", None),
   ],
-)
+)  # fmt: skip
 def test_two_equations_in_one(first, second, both):
   assert merge(first, second) == both
 
-
-# -------- demonstrations
 
 ASSETS = huggingface.ASSETS
 
@@ -285,9 +271,6 @@ def test_embedded_policy_is_within_its_promises():
   assert all(0.02 < mean < 0.8 for mean in means.values()), means
 
 
-# -------- tokenizer
-
-
 def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
   pieces = ['find it "', '" here', 'find it "x" here', "x", "too rare"]
 
@@ -305,9 +288,6 @@ def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
 
   monkeypatch.setattr(tokenizer, "_train_bpe", lambda *args: Merged())
   assert tokenizer._phrases(["text"] * 200, 700) == ['" here', 'find it "']
-
-
-# -------- teacher
 
 
 def small(name):

@@ -233,9 +233,6 @@ def test_an_entry_without_its_metadata_is_invalid_or_needs_none(name):
   assert verify("nothing", bare).status in ("fail", "invalid")
 
 
-# Arithmetic.
-
-
 @pytest.mark.parametrize(
   "text, result",
   [
@@ -296,9 +293,6 @@ def test_long_texts_take_linear_time(text):
   assert time.perf_counter() - start < 5
 
 
-# Polynomials.
-
-
 @pytest.mark.parametrize(
   "text, wanted",
   [
@@ -333,9 +327,6 @@ def test_no_text_raises(text):
   value(text)
   terms(text)
   refuse_integral(text, "x")
-
-
-# What sympy may be shown.
 
 
 @pytest.mark.parametrize(

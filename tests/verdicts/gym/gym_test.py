@@ -5,14 +5,13 @@ import inspect
 import json
 import math
 import os
-import pathlib
-import subprocess
 import sys
 
 import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launchers import ran
 from messages import mentions, refuses
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -69,7 +68,6 @@ def held_out(family, question):
 
 @pytest.fixture(scope="module")
 def drawn():
-  """Four training puzzles of every allowed task."""
   return {
     family.name: [puzzle(family, "train", i, seed=0) for i in range(4)]
     for family in EVERY
@@ -120,9 +118,7 @@ def test_text_around_the_tags_changes_nothing(before, answer, after):
 def test_long_answers_never_reach_the_scorer(monkeypatch):
   seen = []
   monkeypatch.setattr(
-    gym,
-    "scorer",
-    lambda name: lambda answer, entry: seen.append(answer) or 1,
+    gym, "scorer", lambda name: lambda answer, entry: seen.append(answer) or 1
   )
   assert verify("x" * 1_000, entry()).status == "pass"
   verdict = verify("x" * 1_001, entry())
@@ -161,9 +157,7 @@ def test_an_entry_that_breaks_its_scorer_is_invalid():
     (RecursionError("deep"), "fail", 0.0, "scorer raised RecursionError"),
   ],
 )  # fmt: skip
-def test_only_a_finite_score_of_one_passes(
-  monkeypatch, score, status, kept, reason
-):
+def test_only_a_finite_one_passes(monkeypatch, score, status, kept, reason):
   def scored(answer, entry):
     if answer != entry["answer"] and isinstance(score, Exception):
       raise score
@@ -213,8 +207,6 @@ def test_the_answer_and_nothing_else(name, oracle, metadata, right, wrong):
 
 
 class Fake:
-  """A jail with one answer."""
-
   def __init__(self, says):
     self.says, self.asked = says, []
 
@@ -254,12 +246,9 @@ def test_a_scorer_that_evaluates_is_asked_in_a_jail(says, verdict):
   "answer",
   [
     "Integral(2*x, x)",  # its derivative is right
-    "__import__('os').getpid()",
-    "x**2 + y",
-    "9**9**9",
-    "x**2 + C = 0",
+    "__import__('os').getpid()", "x**2 + y", "9**9**9", "x**2 + C = 0",
   ],
-)
+)  # fmt: skip
 def test_the_jail_sees_only_what_the_grammar_lets_through(answer):
   jail = Fake(1.0)
   verdict = verify(answer, INTEGRAL, jail=jail)
@@ -485,19 +474,12 @@ for name, settings in json.load(sys.stdin):
 
 @pytest.mark.slow
 def test_puzzles_do_not_depend_on_the_hash_seed():
-  root = pathlib.Path(gym.__file__).parents[3]
   wanted = json.dumps([(f.name, dict(f.settings)) for f in EVERY])
   outputs = []
   for hash_seed in ("1", "4242"):
-    done = subprocess.run(
-      [sys.executable, "-c", SCRIPT],
-      input=wanted,
-      capture_output=True,
-      text=True,
-      cwd=root,
-      env={**os.environ, "PYTHONHASHSEED": hash_seed},
-      check=True,
-    )
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    how = dict(input=wanted, env=env, check=True)
+    done = ran(sys.executable, "-c", SCRIPT, **how)
     outputs.append(done.stdout.splitlines())
   assert outputs[0] == outputs[1]
   assert [line.split()[0] for line in outputs[0]] == NAMES
@@ -535,11 +517,9 @@ def test_a_family_can_be_exhausted_and_no_further():
   for seed in range(15):
     found = heldout([tiny], per_family=len(numbers), seed=seed)
     assert {str(p.entry["metadata"]["number"]) for p in found} == numbers
-  with pytest.raises(ValueError) as error:
+  said = f"'count_bits' ... min_n=1, max_n=100 ... only {len(numbers)} distinct"
+  with refuses(ValueError, said):
     heldout([tiny], per_family=len(numbers) + 1, seed=0)
-  assert "'count_bits' with min_n=1, max_n=100" in str(error.value)
-  assert f"only {len(numbers)} distinct" in str(error.value)
-  assert str(error.value).endswith("widen its settings or ask for fewer")
 
 
 def test_a_family_of_one_question_has_no_other_side():

@@ -408,8 +408,6 @@ FRENCH = {"id": "language:response_language", "kwargs": {"language": "fr"}}
 
 
 class Jail:
-  """Answers what it is told to, and remembers what it was asked."""
-
   def __init__(self, answer):
     self.answer, self.asked = answer, []
 

@@ -100,9 +100,7 @@ def test_three_answers_by_hand(answer, gold, expected):
     ("1000", ["1000.0"], ["1000.4"]),  # no point: exact
   ],
 )
-def test_a_gold_with_four_digits_and_a_point_is_a_rounded_one(
-  gold, right, wrong
-):
+def test_a_gold_with_four_digits_and_a_point_is_rounded(gold, right, wrong):
   assert [same(answer, gold) for answer in right] == [True] * len(right)
   assert [same(answer, gold) for answer in wrong] == [False] * len(wrong)
 

@@ -8,6 +8,7 @@ import sys
 import hypothesis
 import pytest
 from hypothesis import strategies
+from messages import refuses
 
 from brorl_jax.verdicts import math
 from brorl_jax.verdicts.base import Verdict
@@ -18,8 +19,6 @@ LINES = [json.loads(line) for line in CORPUS.read_text().splitlines()]
 
 
 class Near:
-  """The judge in this process, counting."""
-
   def __init__(self):
     self.asked = []
 
@@ -207,10 +206,8 @@ def test_golds_that_can_be_used(gold, clean):
   ],
 )  # fmt: skip
 def test_golds_that_cannot_be_used(gold, why):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, why):
     math.check_reference(gold, jail=Near())
-  assert why in str(error.value)
-  assert "\n" not in str(error.value)
 
 
 def test_a_jail_that_fails_is_no_fault_of_the_gold():
@@ -219,8 +216,5 @@ def test_a_jail_that_fails_is_no_fault_of_the_gold():
 
 def test_a_solution_of_gsm8k_is_told_what_to_keep():
   gold = "She sold 48/2 = <<48/2=24>>24 clips.\n48+24 = 72\n#### 1,072 "
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, f"gold = {gold[:80]!r} ... '####' ... '1,072'"):
     math.check_reference(gold, jail=Near())
-  assert f"gold = {gold[:80]!r}" in str(e.value)
-  assert "'####'" in str(e.value) and "'1,072'" in str(e.value)
-  assert "\n" not in str(e.value)

@@ -14,8 +14,7 @@ from brorl_jax.verdicts.sandbox.codec import decode, dumps, encode, loads, same
 
 # Drawing deep values is slow on a busy machine, which is no fault.
 SOME = hypothesis.settings(
-  max_examples=50,
-  suppress_health_check=[hypothesis.HealthCheck.too_slow],
+  max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 SCALARS = (
   st.none()

@@ -11,6 +11,7 @@ import threading
 import hostile_code
 import pytest
 import tiers
+from messages import refuses
 
 from brorl_jax.verdicts.sandbox import (
   jail,
@@ -28,9 +29,7 @@ def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
   started = []
   real = library_calls.libraries
   monkeypatch.setattr(
-    library_calls,
-    "libraries",
-    lambda name: started.append(name) or real(name),
+    library_calls, "libraries", lambda name: started.append(name) or real(name)
   )
   it = Jail(TABLE)
   it.close()
@@ -93,9 +92,7 @@ def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
     Jail(TABLE).run(job("f = list"), limits=Limits())
 
 
-def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
-  monkeypatch,
-):
+def test_each_thread_has_its_own_which_ends_with_it(monkeypatch):
   monkeypatch.setattr(
     library_calls.LibraryWorker.__init__, "__defaults__", (TABLE,)
   )
@@ -117,9 +114,6 @@ def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
   jail.mine().close()
 
 
-# Levels.
-
-
 @pytest.fixture
 def fresh(monkeypatch):
   measure = functools.lru_cache(jail.measure.__wrapped__)
@@ -127,7 +121,6 @@ def fresh(monkeypatch):
 
 
 def only_bwrap(tmp_path, monkeypatch, script):
-  """A PATH with nothing else in it, or nothing at all."""
   tmp_path.chmod(0o755)
   for parent in tmp_path.parents[:3]:  # of a worker of xdist, too
     if parent != parent.parent and os.access(parent, os.W_OK):
@@ -166,12 +159,10 @@ def test_this_machine(fresh):
 
 def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
   only_bwrap(tmp_path, monkeypatch, None)
-  with pytest.raises(process.Failed) as error:
+  said = "temporary files ... threads ... bwrap is not installed"
+  said += " ... --config.reward.allow_inner=True"
+  with refuses(process.Failed, said):
     jail.require(allow_inner=False)
-  for said in ("temporary files", "threads", "bwrap is not installed"):
-    assert said in str(error.value)
-  assert "--config.reward.allow_inner=True" in str(error.value)
-  assert "\n" not in str(error.value)
   level = jail.require(allow_inner=True)
   assert "weaker sandbox" in jail.describe(level)
   assert "start threads" in jail.describe(level)
@@ -185,21 +176,15 @@ def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
   "script, why",
   tiers.some(
     [
-      (
-        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
-        "exit 1\n",
-        "No permissions to create new namespace",
-      ),
-      ("#!/bin/sh\nexit 0\n", "no answer"),
-      ("#!/nowhere\n", "cannot start"),
+      ("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
+        "exit 1\n", "No permissions to create new namespace"),
+      ("#!/bin/sh\nexit 0\n", "no answer"), ("#!/nowhere\n", "cannot start"),
     ],
     1,
     1,
   ),
-)
-def test_where_namespaces_are_refused(
-  fresh, tmp_path, monkeypatch, script, why
-):
+)  # fmt: skip
+def test_if_namespaces_are_refused(fresh, tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
   level = jail.require(allow_inner=True)
   assert level.name == "inner"

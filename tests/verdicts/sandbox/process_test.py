@@ -49,7 +49,6 @@ def children(parent: int) -> list[int]:
 
 
 def only(pids: list[int], *, children_of: int) -> bool:
-  """Whether these are all that is left in some seconds."""
   for _ in range(500):
     if children(children_of) == pids:
       return True
@@ -246,9 +245,7 @@ def test_the_walls_let_the_libraries_load(isolated, worker):
   assert worker.ask("imported", "pytest", timeout=LONG)
 
 
-def test_a_worker_has_no_descriptor_and_no_environment_of_ours(
-  worker, monkeypatch
-):
+def test_a_worker_has_no_descriptor_or_environment_of_ours(worker, monkeypatch):
   monkeypatch.setenv("API_KEY", "secret")
   library_calls.libraries(TABLE).close()
   other = LibraryWorker(TABLE)

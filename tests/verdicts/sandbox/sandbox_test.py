@@ -117,7 +117,6 @@ def run_calls(jail, program, times=1, **limits):
 
 
 def answers(jail):
-  """Whether an honest program has its result."""
   return payloads(run_calls(jail, HONEST)) == [b"2"]
 
 
@@ -191,11 +190,8 @@ def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
       ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
       ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
       ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
-      (
-        "import ctypes; ctypes.CDLL(None).unshare(0)",
-        {},
-        "forbidden system call",
-      ),
+      ("import ctypes; ctypes.CDLL(None).unshare(0)", {},
+        "forbidden system call"),
       ("import os; os._exit(7)", {}, "exit status: 7"),
       ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
       (
@@ -207,7 +203,7 @@ def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
     ],
     1,
   ),
-)
+)  # fmt: skip
 def test_how_a_job_ends(jail, body, limits, reason):
   ended = run_calls(jail, f"def f(x):\n  {body}", **limits)
   assert ended.reason == reason
@@ -354,15 +350,12 @@ def test_a_program_inherits_no_future_statement(jail):
       ("print(input())", [True, False, False, True, False]),
       ("import threading\nprint(input())", [True] * 5),
       ("import os\nos.write(1, input().encode())\nos._exit(0)", [True] * 5),
-      (
-        "import os\nn = input()\nprint(n, flush=True)\n"
-        "if n == '1': os._exit(0)",
-        [True, False, True, False, False],
-      ),
+      ("import os\nn = input()\nprint(n, flush=True)\n"
+        "if n == '1': os._exit(0)", [True, False, True, False, False]),
     ],
     1,
   ),
-)
+)  # fmt: skip
 def test_tests_that_share_a_process(jail, program, first):
   inputs = [f"{i}\n" for i in range(5)]
   job = {"mode": "stdio", "program": program, "inputs": inputs, "together": 3}
@@ -374,9 +367,7 @@ def test_tests_that_share_a_process(jail, program, first):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_stopped_interpreter_is_replaced(
-  new_jail, monkeypatch, number
-):
+def test_a_killed_or_stopped_process_is_replaced(new_jail, monkeypatch, number):
   monkeypatch.setattr(process, "_END_S", 0.3)
   assert answers(new_jail)
   first, outer = new_jail._process.pid, pid_of(new_jail)
@@ -416,9 +407,7 @@ def test_no_interpreter(path, level):
 
 
 @pytest.mark.ci
-def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
-  new_jail, monkeypatch
-):
+def test_what_the_jail_does_wrong_is_tried_again(new_jail, monkeypatch):
   """Its process ends before the program's first line."""
   change = "os.write(fds[1], BEGUN)", "if broken: raise OSError"
   with monkeypatch.context() as patch:
@@ -446,9 +435,7 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
     ),
   ],
 )
-def test_what_cannot_be_forked_is_the_jails_fault(
-  new_jail, monkeypatch, line, job
-):
+def test_a_fork_that_fails_is_the_jails_fault(new_jail, monkeypatch, line, job):
   broken = f"raise BlockingIOError; {line}"
   hostile_code.change_source(monkeypatch, line, broken)
   tests = b"def check(c): c()" if job["mode"] == "check" else b""
@@ -485,9 +472,7 @@ def test_seconds_are_counted_by_who_waits_for_it(jail):
 @pytest.mark.parametrize(
   "limits", [{"test_s": 0.04, "total_s": 9.0}, {"test_s": 9.0, "total_s": 0.04}]
 )
-def test_what_took_too_long_is_late_though_nobody_looked(
-  jail, monkeypatch, limits
-):
+def test_what_took_too_long_is_late_if_nobody_looked(jail, monkeypatch, limits):
   monkeypatch.setattr(process.JobClock, "late", lambda clock: False)
   body = "while time.process_time() < x / 20: 0"
   program = f"import time\ndef f(x):\n  x += 20 * time.process_time()\n  {body}"

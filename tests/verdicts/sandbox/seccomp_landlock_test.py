@@ -4,10 +4,10 @@ import errno
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
+from launchers import ran
 
 from brorl_jax.verdicts.sandbox import seccomp_landlock
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
@@ -289,14 +289,9 @@ print(json.dumps(out))
 
 def printed(code, *args):
   package = pathlib.Path(seccomp_landlock.__file__).parents[3]
-  return subprocess.run(
-    [sys.executable, "-c", code, *args],
-    env={"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"},
-    capture_output=True,
-    text=True,
-    timeout=60,
-    check=True,
-  ).stdout
+  env = {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
+  how = dict(env=env, timeout=60, check=True)
+  return ran(sys.executable, "-c", code, *args, **how).stdout
 
 
 def test_what_is_left_inside(tmp_path):
