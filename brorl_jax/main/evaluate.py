@@ -57,8 +57,6 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
 
 
 class _Parts(NamedTuple):
-  """What an evaluation works with, beside its `Evaluation`."""
-
   heldout: list[Example]
   scorer: Scorer
   sample: Callable[..., evaluate.Chunks]  # from prompt number `first` on
@@ -110,7 +108,6 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
 
 
 def _name(evaluated: Mapping[str, Any]) -> str:
-  """The evaluated policy, for messages."""
   where = evaluated["run"] or evaluated["source"]
   step = "" if evaluated["step"] is None else f", step {evaluated['step']}"
   return f"{where}{step} (weights {evaluated['weights'][:8]})"
@@ -159,10 +156,10 @@ def _sampled(
 def _whole(
   path: pathlib.Path, wanted: Sequence[tuple[str, int, int]], chunk: int
 ) -> list[dict[str, Any]]:
-  """The records of complete chunks; Damaged if another evaluation has them.
+  """The records of complete chunks of `chunk` records each.
 
-  `wanted` are example, number of the sample and step of all records; `chunk` is
-  how many a chunk has.
+  `wanted` has the example, the number of the sample and the step of all
+  records. Raises Damaged for other ones, which are of another evaluation.
   """
   records: list[dict[str, Any]] = []
   if path.exists():
@@ -190,12 +187,9 @@ def refuse_trained_on(
   Puzzles are compared with the generated ones. A generated puzzle that a file
   lists under another domain is not found.
 
-  Returns:
-    A line for each file that is missing and could not be compared.
-
-  Raises:
-    ValueError: An id or a prompt is on both sides (names both places), or a
-      file changed since the training (names the file).
+  Returns a line for each file that is missing and could not be compared. Raises
+  ValueError if an id or a prompt is on both sides (names both places), or a
+  file changed since the training.
   """
   log_lines: dict[str, None] = {}
   for start in starts:

@@ -19,11 +19,8 @@ from brorl_jax.runs import folder
 
 @as_user_error(ValueError)
 def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
-  """Writes the policy of `policy.checkpoint` to `workdir`.
-
-  That is the folder of a run or one of its checkpoints. The weights have the
-  dtype of the model that the run started from.
-  """
+  """Writes the policy of a run or one of its checkpoints to `workdir`, in the
+  dtype of the model that the run started from."""
   folder.check_empty(workdir)
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   which = checkpoint_source.find_run(c.checkpoint)

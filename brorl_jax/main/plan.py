@@ -67,8 +67,7 @@ def resolved(c: Config, where: Topology | None = None) -> Run:
 def machine(c: Devices, where: Topology | None) -> Machine:
   """This machine, or a topology, or as many accelerators as the mesh has.
 
-  Raises UserError if the mesh does not fit the devices, or their memory is
-  unknown.
+  Raises UserError if the mesh does not fit, or their memory is unknown.
   """
   there = spec.here() if where is None else where.target
   axes = Axes(**c.mesh).filled(there.devices)
@@ -91,7 +90,6 @@ def machine(c: Devices, where: Topology | None) -> Machine:
 
 
 def _show(this: Run, phase: Phase) -> None:
-  """Prints the memory plans of a phase of the run."""
   c, plans, axes = phase.config, phase.memory, this.machine.axes
   when = f" from step {phase.since}" if this.config.run.phases else ""
   kind = "CPU devices" if this.policy.target.on_cpu else "accelerators"

@@ -99,9 +99,9 @@ def records_of_step(
 class Recorder:
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
-  Its methods are those of `train.StepRecorder`. Of many processes number 0
-  reads and writes the files, and the others learn what it found. As a context
-  it records how the run ended, and closes the files.
+  Of many processes number 0 reads and writes the files, and the others learn
+  what it found. As a context it records how the run ended, and closes the
+  files.
   """
 
   c: Config
@@ -187,7 +187,6 @@ class Recorder:
       self._trace(done + 1)
 
   def _record_start(self, done: int) -> None:
-    """Records a start or resume, and what is not as it was before."""
     if done >= 0 and (found := folder.differences(self.workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
       self.warn(
@@ -373,7 +372,6 @@ class Recorder:
       self._end(why, status)
 
   def _how(self, error: Exception | None) -> tuple[str, int]:
-    """Why the run ends, and the status of the process."""
     if isinstance(error, UserError):
       return str(error), error.status
     if error is not None:
@@ -452,10 +450,8 @@ def visits(
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
-  """The first right and wrong response with prompt and verdict, as text.
-
-  Of each at most `most` characters are shown.
-  """
+  """The first right and wrong response with prompt and verdict, as text; of
+  each part at most `most` characters."""
   shown = []
   for passed in (True, False):
     some = [x for x in found if "response" in x and x["pass"] == passed]

@@ -124,7 +124,6 @@ def _measured(run: LoadedRun) -> dict[str, Any]:
 
 
 def _sets(what: str, a: set[Any], b: set[Any]) -> Iterator[str]:
-  """The difference of two sets: counts and a few names."""
   only = []
   for which, every, extra in (("first", a, a - b), ("second", b, b - a)):
     names = sorted("/".join(x) if isinstance(x, tuple) else x for x in extra)

@@ -43,8 +43,6 @@ Messages = Sequence[Mapping[str, str]]  # each with "role" and "content"
 
 
 class Response(NamedTuple):
-  """A response of a policy."""
-
   text: str  # without the end token
   tokens: list[int]  # with it
   logp: float  # of the tokens under the sampling distribution, in nats
@@ -53,8 +51,6 @@ class Response(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextPolicy:
-  """A policy with text as input and output."""
-
   policy: Policy  # shapes and constants, with `logits`
   params: PyTree = dataclasses.field(repr=False)  # on one device
   tokenizer: Tokenizer = dataclasses.field(repr=False)
@@ -65,20 +61,12 @@ class TextPolicy:
   instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def sample(self, prompts: Any, n: int = 1, **how: Any) -> Any:
-    """N responses to a prompt, or to each of several.
+    """N responses to a prompt, or a list of them for each of several.
 
-    Args:
-      prompts: A question, which is completed as `posed` does; a conversation
-        (messages with "role" and "content"), which is not changed; or a list of
-        either.
-      n: Responses per prompt.
-      **how: See `each`.
-
-    Returns:
-      A list of n `Response` for one prompt; a list of such lists for several.
-
-    Raises:
-      ValueError: Names an argument that is out of range or does not fit.
+    A prompt is a question, which is completed as `posed` does, or a
+    conversation (messages with "role" and "content"), which is not changed.
+    `how` is what `each` takes. Raises ValueError, which names an argument that
+    is out of range or does not fit.
     """
     if isinstance(prompts, Mapping):
       raise ValueError(
@@ -110,16 +98,10 @@ class TextPolicy:
     first responses stay the same. Rounding can change a token, because batches
     of other shapes add in another order.
 
-    Args:
-      prompts: Questions or conversations.
-      n: Responses per prompt.
-      temperature: 0 is greedy.
-      top_k: Keeps the k most probable tokens; 0 keeps all.
-      top_p: Keeps the most probable tokens up to this mass.
-      min_p: Keeps tokens with at least this fraction of the largest
-        probability.
-      max_new_tokens: Longest response; None: the policy's default.
-      first: Index p of the first prompt.
+    A temperature of 0 is greedy. `top_k` keeps the k most probable tokens (0:
+    all), `top_p` the most probable ones up to this mass, `min_p` those with at
+    least this fraction of the largest probability. `max_new_tokens` is by
+    default the policy's; `first` is the index p of the first prompt.
     """
     limit = self.max_new_tokens if max_new_tokens is None else max_new_tokens
     counts = {"n": (n, 1), "max_new_tokens": (limit, 1), "seed": (seed, 0)}
@@ -232,16 +214,13 @@ def load(
 ) -> TextPolicy:
   """Loads a policy onto the first device.
 
-  Args:
-    where: The folder of a run, one of its checkpoints such as
-      runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on
-      the hub, or "" for the policy that comes with this package.
-    step: Step of the run; None: the newest checkpoint.
-    dtype: Dtype of parameters and activations, "float32" or "bfloat16"; None:
-      that of the run, or float32.
+  `where` is the folder of a run, one of its checkpoints such as
+  runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on the
+  hub, or "" for the policy that comes with this package. `step` of a run is by
+  default its newest checkpoint. `dtype`, "float32" or "bfloat16", of parameters
+  and activations is by default that of the run, or float32.
 
-  Raises:
-    ValueError: In one line: there is no such policy, or it cannot be read.
+  Raises ValueError if there is no such policy, or it cannot be read.
   """
   place = os.path.expanduser(where)
   which = checkpoint_source.locate(place)
@@ -274,7 +253,6 @@ def run(
   """Answers prompts of flags, a file, or standard input with a policy.
 
   On a terminal the answers are text. Otherwise each answer is a line of JSON.
-  The policy is that of `load`, and `how` it answers that of `TextPolicy.each`.
   """
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
@@ -315,7 +293,6 @@ def _read(path: str, where: str) -> Sequence[str | Example]:
 
 
 def _typed() -> Iterator[str]:
-  """The prompts on standard input, one per line."""
   ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
   with contextlib.suppress(EOFError):
     while True:
@@ -357,7 +334,6 @@ def _answer(
 
 
 def _show(number: str, response: Response, verdict: Any) -> None:
-  """Prints a response on a terminal."""
   print(f"{number}{response.text}")
   if response.truncated:
     print(f"[cut at {len(response.tokens)} tokens]")
@@ -369,7 +345,7 @@ def _show(number: str, response: Response, verdict: Any) -> None:
 def _as_json(
   n: int, text: str, question: Any, response: Response, verdict: Any
 ) -> dict[str, Any]:
-  """A response, with its verdict in the form of samples.jsonl."""
+  """With its verdict in the form of samples.jsonl."""
   line = {"prompt": text, "sample": n, "response": response.text}
   line |= {"tokens": len(response.tokens), "logp": response.logp}
   line |= {"truncated": response.truncated}

@@ -150,7 +150,6 @@ def _cause(error: BaseException) -> str:
 
 
 def _no_field(name: str, fields: list[str], prefix: str) -> str:
-  """The error for an unknown field, with the name that was meant."""
   unknown = f"there is no {prefix}{name}"
   if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
     return f"{unknown}; it is {prefix}{meant} here"
@@ -185,11 +184,7 @@ def typed(
 
 
 def training(c: ConfigDict) -> config.Config:
-  """A parsed config of a run, of which all phases work.
-
-  Raises:
-    UserError: A value is wrong, or sections do not go together in some phase.
-  """
+  """A parsed config of a run; raises UserError if a phase of it cannot work."""
   out = typed(c)
   if out.run.wandb and importlib.util.find_spec("wandb") is None:
     raise UserError(
@@ -224,7 +219,6 @@ def _missing(error: Exception) -> UserError:
 
 
 def training_rules(c: config.Config) -> Iterator[Rule]:
-  """Conditions between fields of different sections."""
   for field in ("heldout_files", "fields", "domain"):
     holds = not getattr(c.data, field) or bool(c.data.files)
     yield f"data.{field}", holds, "empty without data.files"
@@ -279,7 +273,6 @@ def _first_round(c: Sampling) -> str:
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:
-  """How many rollouts a prompt may get."""
   n, chunk = c.n, c.chunk
   must = "at least 2: a rollout is compared with the mean of its group"
   yield "sampling.n", n >= 2, must

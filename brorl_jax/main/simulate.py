@@ -60,7 +60,6 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
 
 
 def rules(c: Any) -> Iterator[Rule]:
-  """What the fields must be."""
   for field in ("seeds", "steps", "vocab"):
     yield field, c[field] >= 1, "at least 1"
   for field in ("n", "dense_n"):
@@ -83,11 +82,8 @@ def rules(c: Any) -> Iterator[Rule]:
 
 
 def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
-  """Curves for one N: means over seeds; for the drop, the worst seed.
-
-  Raises:
-    UserError: A value is not finite.
-  """
+  """Curves for one N: means over seeds; for the drop, the worst seed. Raises
+  UserError if a value is not finite."""
   start = time.monotonic()
   simulate_key = functools.partial(
     simulator.simulate,
@@ -166,7 +162,6 @@ def figure_of_n(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-  """A table of the last values of every run."""
   out = [
     f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
     f"{'worst now':>12}{'worst ever':>12}"
