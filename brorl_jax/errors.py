@@ -35,10 +35,8 @@ class UserError(Exception):
   """Something the user can fix; the message is one line and names the fix.
 
   It may quote names and values of files: what is not printable in them, such as
-  the end of a line or a terminal's control characters, is escaped.
-
-  Attributes:
-    status: Exit status of the process.
+  the end of a line or a terminal's control characters, is escaped. `status` is
+  the exit status of the process.
   """
 
   status = REFUSED

@@ -54,20 +54,15 @@ def evaluate(
   chunk: int,
   first: int = 0,
 ) -> Chunks:
-  """Samples and scores held-out examples, chunk by chunk.
+  """Yields the records of held-out examples from number `first` on.
 
-  Args:
-    rollouts: (params, `chunk` examples, index of the first) -> rollouts on the
-      host.
-    score_responses: (examples, rollouts) -> a scored response each, [P][N].
-    texts: Of rollouts, [P][N].
-    chunk: Examples that a process samples together. The last chunk is padded
-      with repetitions, which are dropped.
-    first: Index of the first example to sample.
+  A process samples `chunk` examples together. The last chunk is padded with
+  repetitions, which are dropped. `rollouts` makes those of (params, `chunk`
+  examples, index of the first) on the host; `texts` are theirs, [P][N], and
+  `score_responses` are [P][N] too.
 
-  Yields:
-    The records of a chunk, ordered by example and sample. The first sample of
-    the first examples of each task has its prompt and response as text.
+  The records of a chunk are ordered by example and sample. The first sample of
+  the first examples of each task has its prompt and response as text.
   """
   shown = _shown(examples)
   for start in range(first, len(examples), chunk * jax.process_count()):
@@ -107,7 +102,6 @@ def evaluate(
 
 
 def _shown(examples: Sequence[Example]) -> set[str]:
-  """The ids of the first examples of each task."""
   by_task = collections.defaultdict[tuple[str, str], list[str]](list)
   for example in examples:
     by_task[example.domain, example.task].append(example.id)
@@ -115,11 +109,7 @@ def _shown(examples: Sequence[Example]) -> set[str]:
 
 
 def check_record(line: Any) -> None:
-  """Checks a record that was read from a file, including its "step".
-
-  Raises:
-    ValueError: Names the first field that is missing or wrong.
-  """
+  """Raises ValueError, which names the first field that is missing or wrong."""
   line = line if isinstance(line, dict) else {}
   # Some records have both of those fields, others neither.
   some = _OF_SOME if line.keys() & _OF_SOME.keys() else {}
@@ -155,9 +145,8 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     if no task has two prompts, and equal if all prompts agree.
   - `tokens_right` and `tokens_wrong` are None if there are no such responses.
 
-  Raises:
-    ValueError: There are no records, a sample occurs twice, or prompts have
-      different numbers of samples.
+  Raises ValueError if there are no records, a sample occurs twice, or prompts
+  have different numbers of samples.
   """
   prompts = list(_by_prompt(records).values())
   samples = len(prompts[0])

@@ -153,7 +153,6 @@ def train(
 
   Args:
     state: If `store` holds a checkpoint, only its structure is used.
-    make_stages: From the number of a step to its stages.
     save_every: Steps between checkpoints. The last step is always saved.
     eval_every: Steps between evaluations, beside the first and the last.
     pipeline: Sample the next step before this step's update, with the old
@@ -261,7 +260,6 @@ def _record_events(
   judged: Sequence[Mapping[str, Any]],
   reset: str | None,
 ) -> None:
-  """The events of a step, in their order."""
   if changed is not None:
     recorder.event(step, {"event": "phase", "changed": changed})
   for event in judged:
@@ -273,7 +271,6 @@ def _record_events(
 def _evaluated(
   step: int, state: Any, progress: RunState, recorder: StepRecorder
 ) -> tuple[RunState, float]:
-  """Evaluates a step; also returns the score."""
   score = recorder.evaluate(step, state.params)
   return run_state.evaluated(progress, score), score
 

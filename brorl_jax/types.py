@@ -32,10 +32,8 @@ class Prompts:
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-  """N responses to each prompt, right-padded.
-
-  A prompt may have fewer; the places behind them are empty, see `drawn`.
-  """
+  """N responses to each prompt, right-padded; where a prompt has fewer, empty
+  places follow, see `drawn`."""
 
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
@@ -59,8 +57,7 @@ class Rollouts:
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each.
 
-    On the host, ordered by first index, so that the order does not depend on
-    token ids. Empty places are none.
+    Ordered by first index, so that the order does not depend on token ids.
     """
     # With the length: 0 may be a real token.
     length = self.mask[p].sum(axis=1, keepdims=True)

@@ -30,7 +30,6 @@ class PhaseConfig(typing.NamedTuple):
 
   @property
   def where(self) -> str:
-    """How an error begins that is of this phase."""
     return "" if self.changed is None else f"phase from step {self.since}: "
 
 
@@ -96,7 +95,6 @@ def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
 
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-  """A section, from its values."""
   if not isinstance(values, Mapping):
     raise Wrong("", values, "a section: a dict of its fields")
   made = {}

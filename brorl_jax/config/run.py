@@ -148,7 +148,6 @@ class Meshed(Section):
 
   @property
   def mesh(self) -> dict[str, int]:
-    """Axis -> devices along it."""
     return {
       name: getattr(self, f"mesh_{name}")
       for name in ("data", "fsdp", "tensor", "expert")

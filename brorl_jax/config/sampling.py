@@ -244,7 +244,6 @@ class Sampling(Section):
 
   @property
   def per_prompt(self) -> str:
-    """Rollouts of a prompt, in words."""
     return f"{self.n}" if self.chunk == self.n else f"{self.chunk} to {self.n}"
 
   @property

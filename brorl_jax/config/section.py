@@ -97,10 +97,8 @@ class Section:
     yield from ()
 
   def at_least(self, least: int, *names: str, zero: str = "") -> Iterator[Rule]:
-    """The rule that each of these fields is at least `least`.
-
-    `zero` says what 0 means, where it means something else.
-    """
+    """The rule that each of these fields is at least `least`; `zero` says what
+    0 means, where it means something else."""
     must = f"at least {least}" if least else "0 or positive"
     for name in names:
       good = getattr(self, name) >= least
@@ -163,7 +161,6 @@ def _in_utf8(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-  """A value for an error: one line, and not all of a long one."""
   try:
     text = repr(value)
   except ValueError:  # an integer of more than 4,300 digits

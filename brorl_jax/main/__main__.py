@@ -258,10 +258,12 @@ def checked_config() -> Config | Warmup | None:
 
 
 def many() -> bool:
+  """Whether the flags say that this is one process of many."""
   return _DISTRIBUTED.value or _COORDINATOR.value is not None
 
 
 def connect() -> None:
+  """Connects the processes of a run."""
   from absl import logging
 
   from brorl_jax.many import processes

@@ -43,6 +43,8 @@ Messages = Sequence[Mapping[str, str]]  # each with "role" and "content"
 
 
 class Response(NamedTuple):
+  """A response of a policy."""
+
   text: str  # without the end token
   tokens: list[int]  # with it
   logp: float  # of the tokens under the sampling distribution, in nats
@@ -51,6 +53,8 @@ class Response(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextPolicy:
+  """A policy with text as input and output."""
+
   policy: Policy  # shapes and constants, with `logits`
   params: PyTree = dataclasses.field(repr=False)  # on one device
   tokenizer: Tokenizer = dataclasses.field(repr=False)

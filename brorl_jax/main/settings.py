@@ -219,6 +219,7 @@ def _missing(error: Exception) -> UserError:
 
 
 def training_rules(c: config.Config) -> Iterator[Rule]:
+  """Conditions between fields of different sections."""
   for field in ("heldout_files", "fields", "domain"):
     holds = not getattr(c.data, field) or bool(c.data.files)
     yield f"data.{field}", holds, "empty without data.files"

@@ -60,6 +60,7 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
 
 
 def rules(c: Any) -> Iterator[Rule]:
+  """What the fields must be."""
   for field in ("seeds", "steps", "vocab"):
     yield field, c[field] >= 1, "at least 1"
   for field in ("n", "dense_n"):
@@ -162,6 +163,7 @@ def figure_of_n(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
+  """A table of the last values of every run."""
   out = [
     f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
     f"{'worst now':>12}{'worst ever':>12}"

@@ -157,6 +157,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
 def stages(
   this: Run, phase: Phase, examples: Examples, scorer: Scorer
 ) -> train.Stages:
+  """The stages of the figure, in a phase of a run."""
   c = phase.config
   most = c.filter.max_oversampling * c.sampling.prompts
   return train.Stages(
@@ -280,6 +281,7 @@ def _ended(
 
 
 def finish(workdir: pathlib.Path) -> None:
+  """Writes the page of a finished run."""
   try:
     report.publish([load_runs.read(workdir, workdir.name)], workdir)
   except OSError as e:

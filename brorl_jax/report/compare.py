@@ -208,7 +208,6 @@ def _responses(i: int, run: LoadedRun) -> list[dict[str, Any]]:
 
 
 def _what(event: Json) -> str:
-  """All that an event says, as one line."""
   parts = [str(event["why"])] if "why" in event else []
   for name, value in event.items():
     if name in _ASIDE or (name == "changed" and parts):
@@ -225,7 +224,6 @@ def _what(event: Json) -> str:
 
 
 def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
-  """The points at which runs are compared: equal cost, and their ends."""
   out = list[Comparison]()
   training = [i for i, run in enumerate(summaries) if run["training"]]
   for key, label in EQUAL.items() if len(training) > 1 else ():

@@ -97,7 +97,6 @@ class Plot(NamedTuple):
 
 
 def _ticks(low: float, high: float, most: int, whole: bool) -> list[float]:
-  """Round numbers from low to high."""
   locator = MaxNLocator(most, steps=(1, 2, 5, 10), integer=whole)
   return [float(x) for x in locator.tick_values(low, high) if low <= x <= high]
 

@@ -30,9 +30,9 @@ _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 def file_form(fields: str, domain: str, *, own: bool) -> Form:
   """How the files of a config are read, from `data.fields` and `data.domain`.
 
-  `own` says that the user's own functions give the rewards; then all lines are
-  of one domain. Raises ValueError if the fields cannot be parsed, or the domain
-  is unknown.
+  `own`: the user's own functions give the rewards, and all lines are of one
+  domain. Raises ValueError if the fields cannot be parsed, or the domain is
+  unknown.
   """
   try:
     names = schema.parse(fields, schema.known(DOMAINS))
@@ -63,7 +63,7 @@ def check_data(c: DataConfig, *, own: bool) -> None:
 def read_files(
   c: DataConfig, *, own: bool
 ) -> tuple[dataset.Data, dataset.Data]:
-  """Training and held-out examples; there must be a file.
+  """Training and held-out examples of files, of which there must be one.
 
   Raises ValueError if a file is invalid, or a prompt is on both sides.
   """
@@ -79,10 +79,8 @@ def read_files(
 def _read_lines(
   train: dataset.Data, held: dataset.Data, read: str, *, own: bool
 ) -> Iterator[str]:
-  """Lines for the log: what was read of the files, and what was left out.
-
-  The user's `own` functions receive every column, so that none is unused.
-  """
+  """Lines for the log: what was read of the files, and what was left out. The
+  user's `own` functions receive every column, so that none is unused."""
   left_out = [*train.skipped, *held.skipped]
   yield (
     f"files: {read}; left out {len(left_out)} bad lines; {train.repeats} "
@@ -96,7 +94,6 @@ def _read_lines(
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
-  """A line for the log: the share of each domain in a run with files."""
   total = sum(weights.values())
   parts = ", ".join(
     f"{name} {weight / total:.0%}"
@@ -138,10 +135,7 @@ class Examples:
   """
 
   def __init__(self, config: Config, text: tokenizer.Tokenizer):
-    """Reads the files.
-
-    Raises ValueError if a family or file is invalid, or prompts are too long.
-    """
+    """Raises ValueError if a family or file is invalid, or prompts too long."""
     c, seed = config.data, config.run.seed
     self._c, self._text, self._seed = c, text, seed
     self._evaluated = config.eval.prompts
@@ -189,7 +183,6 @@ class Examples:
       self.log_lines.append(_shares(weights, made=made))
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
-    """Reads training examples by domain, and held-out examples."""
     train, held = read_files(self._c, own=own)
     self.left_out = [str(line) for line in (*train.skipped, *held.skipped)]
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
@@ -300,7 +293,6 @@ class Examples:
     return range(start, start + most)
 
   def _draw(self, step: int, position: int) -> Example:
-    """Candidate `position` of a step."""
     anew = not self._train and not self._c.distinct_prompts
     number = base.candidate_index(step, position) if anew else position
     domain, element = self._order[number]
@@ -348,7 +340,6 @@ class Examples:
 
 
 def _by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:
-  """The examples of each domain, in order."""
   out = collections.defaultdict[str, list[Example]](list)
   for example in examples:
     out[example.domain].append(example)

@@ -64,9 +64,7 @@ class Scorer:
     step: int | None = None,
   ) -> list[list[ScoredResponse]]:
     """A score for each rollout; equal responses to a prompt are scored once.
-
-    `step` is None in an evaluation.
-    """
+    `step` is None in an evaluation."""
     groups = [
       own.Group(texts, example)
       for example, texts in zip(examples, self.texts(rollouts), strict=True)
@@ -125,7 +123,6 @@ class Scorer:
     )
 
   def _reward(self, example: Example, scored: ScoredResponse) -> float:
-    """As the example's domain says."""
     if self._examples.domain(example).reward == "score" and scored.valid:
       return scored.verdict.score
     return scored.verdict.reward
