@@ -56,13 +56,11 @@ def evaluate(
 ) -> Chunks:
   """Yields the records of held-out examples from number `first` on.
 
-  A process samples `chunk` examples together. The last chunk is padded with
+  A process samples `chunk` examples together; the last chunk is padded with
   repetitions, which are dropped. `rollouts` makes those of (params, `chunk`
-  examples, index of the first) on the host; `texts` are theirs, [P][N], and
-  `score_responses` are [P][N] too.
-
-  The records of a chunk are ordered by example and sample. The first sample of
-  the first examples of each task has its prompt and response as text.
+  examples, index of the first) on the host; `texts` and `score_responses` are
+  [P][N]. Records are ordered by example and sample. The first sample of the
+  first examples of each task has its prompt and response as text.
   """
   shown = _shown(examples)
   for start in range(first, len(examples), chunk * jax.process_count()):
@@ -210,11 +208,8 @@ def _together(
   means: Float[np.ndarray, "G columns"],
   draws: Float[np.ndarray, "draws G"],
 ) -> dict[str, Any]:
-  """The numbers of several tasks together, by weight.
-
-  Of each task: how many prompts, means of the columns of `_numbers`, and
-  bootstrap means of pass@1.
-  """
+  """The numbers of several tasks together, by weight: of each task how many
+  prompts, means of the columns of `_numbers`, and bootstrap means of pass@1."""
   share = weight / weight.sum()
   values = (share @ means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]

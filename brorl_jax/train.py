@@ -308,7 +308,6 @@ def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
 
 
 def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
-  """Metrics of all generated rollouts, and of the time of each part."""
   groups, spent = sampled.groups, sampled.spent
   seen = metrics.group_metrics(
     groups.rollouts,

@@ -54,10 +54,8 @@ class Config:
 
   @functools.cached_property
   def phases(self) -> list[PhaseConfig]:
-    """The phases of a run; the first begins with step 1.
-
-    Raises Wrong for one that is out of order, or changes what may not change.
-    """
+    """The phases of a run; the first begins with step 1. Raises Wrong for one
+    that is out of order, or changes what may not change."""
     out = [PhaseConfig(1, self, None)]
     for number, given in enumerate(self.run.phases):
       label = f"run.phases[{number}]"
@@ -78,10 +76,8 @@ Made = typing.TypeVar("Made")
 
 
 def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
-  """The config of nested dicts: section -> field -> value.
-
-  Raises Wrong if a value cannot work, KeyError if one is missing.
-  """
+  """The config of nested dicts: section -> field -> value. Raises Wrong if a
+  value cannot work, KeyError if one is missing."""
   made = {}
   for field in dataclasses.fields(kind):  # pyright: ignore
     section = values[field.name]
@@ -109,7 +105,6 @@ def _made(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
-  """A field that maps names to sections, or to values of any kind."""
   each = (*typing.get_args(field.type), None, None)[1]
   if not (isinstance(each, type) and issubclass(each, Section)):
     return dict(value)

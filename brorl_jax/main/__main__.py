@@ -33,10 +33,8 @@ def interrupt(signum, frame) -> None:
 
 
 def terminate(signum, frame):
-  """Ends a run, with all its processes: before it trains nothing is lost.
-
-  While it trains SIGTERM ends it after the step, see `train.Stop`.
-  """
+  """Ends a run, with all its processes, before it trains; while it trains
+  SIGTERM ends it after the step, see `train.Stop`."""
   del signum, frame
   try:
     os.write(2, b"stopped; the same command resumes\n")

@@ -183,13 +183,13 @@ def refuse_trained_on(
   """Refuses prompts that training used or could have drawn.
 
   A run that was resumed with other files was trained on all of them. Examples
-  of files are compared by id and raw text, before the config adds instructions.
-  Puzzles are compared with the generated ones. A generated puzzle that a file
-  lists under another domain is not found.
+  of files are compared by id and raw text, before the config adds instructions,
+  puzzles with the generated ones. A generated puzzle that a file lists under
+  another domain is not found.
 
   Returns a line for each file that is missing and could not be compared. Raises
-  ValueError if an id or a prompt is on both sides (names both places), or a
-  file changed since the training.
+  ValueError for an id or a prompt on both sides (names both places), or a file
+  that changed since the training.
   """
   log_lines: dict[str, None] = {}
   for start in starts:
@@ -211,7 +211,6 @@ def refuse_trained_on(
 
 
 def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
-  """Training examples of the files that exist, and why others are missing."""
   examples, places, missing = [], [], []
   form = file_form(start.fields, start.domain, own=start.own)
   for path, digest in start.files.items():

@@ -55,11 +55,9 @@ def records(
   *,
   first: int = 0,
 ) -> evaluate.Chunks:
-  """The records of held-out prompts from number `first` on.
-
-  They are sampled as `c` says. Every evaluation uses the same random numbers:
-  rollout n of example p draws from (seed, 0, p, n).
-  """
+  """The records of held-out prompts from number `first` on, sampled as `c`
+  says. Rollout n of example p draws from (seed, 0, p, n) in every
+  evaluation."""
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
 
@@ -100,8 +98,7 @@ class Recorder:
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
   Of many processes number 0 reads and writes the files, and the others learn
-  what it found. As a context it records how the run ended, and closes the
-  files.
+  what it found. As a context it records how the run ended.
   """
 
   c: Config
@@ -289,9 +286,7 @@ class Recorder:
     drawn: types.Groups,
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.
-
-    Where no group was kept, all that were drawn, without advantages.
-    """
+    Where no group was kept, all that were drawn, without advantages."""
     if not self._open:
       return
     trained = {"advantage": credit.advantage, "counts": credit.counts}
@@ -320,7 +315,6 @@ class Recorder:
     return processes.first(self._evaluated(step, found) if leads else 0.0)
 
   def _evaluated(self, step: int, found: list[dict[str, Any]]) -> float:
-    """Writes the records of an evaluation; returns its pass@1."""
     evaluate.check_invalid(found)
     invalid = [one for one in found if one["status"] == "invalid"]
     failed = [(one["task"], one["reason"]) for one in invalid]
@@ -393,10 +387,8 @@ class Recorder:
 def samples(
   step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
 ) -> Iterator[dict[str, Any]]:
-  """A response to each of some prompts, right and wrong ones in turn.
-
-  The first prompts that the step trains on, then the first of the others.
-  """
+  """A response to each of some prompts, right and wrong ones in turn: the first
+  prompts that the step trains on, then the first of the others."""
   trained = np.isin(drawn.prompts.index, kept.prompts.index)
   reward = drawn.scores.reward
   for i, p in enumerate(np.argsort(~trained, kind="stable")[:_SAMPLES]):

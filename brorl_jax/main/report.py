@@ -71,7 +71,6 @@ def refuse_differences(first: LoadedRun, other: LoadedRun) -> None:
 
 
 def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
-  """Differences in the held-out prompts and in how they were measured."""
   both = (first, other)
   counts = [one.samples_per_prompt for one in both]
   if counts[0] != counts[1]:

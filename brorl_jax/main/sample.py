@@ -143,10 +143,8 @@ class TextPolicy:
       done += count
 
   def posed(self, question: str | Example, domain: str = "") -> Messages:
-    """A question in the form of the run's prompts; unchanged without a run.
-
-    The instruction of `domain`, or of the example's, follows it.
-    """
+    """A question in the form of the run's prompts, followed by the instruction
+    of `domain`, or of the example's; unchanged without a run."""
     if isinstance(question, str):
       user = {"role": "user", "content": question}
       question = Example("", domain, "", [user], {})
@@ -221,10 +219,9 @@ def load(
   `where` is the folder of a run, one of its checkpoints such as
   runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on the
   hub, or "" for the policy that comes with this package. `step` of a run is by
-  default its newest checkpoint. `dtype`, "float32" or "bfloat16", of parameters
-  and activations is by default that of the run, or float32.
-
-  Raises ValueError if there is no such policy, or it cannot be read.
+  default the newest; `dtype`, "float32" or "bfloat16", of parameters and
+  activations that of the run, or float32. Raises ValueError if there is no such
+  policy, or it cannot be read.
   """
   place = os.path.expanduser(where)
   which = checkpoint_source.locate(place)
@@ -254,10 +251,8 @@ def load(
 def run(
   where: str, *, prompt: Sequence[str], prompts: str | None, **how: Any
 ) -> None:
-  """Answers prompts of flags, a file, or standard input with a policy.
-
-  On a terminal the answers are text. Otherwise each answer is a line of JSON.
-  """
+  """Answers prompts of flags, a file, or standard input with a policy: as text
+  on a terminal, otherwise each answer as a line of JSON."""
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
     if prompt and prompts is not None:
@@ -310,7 +305,6 @@ def _answer(
   judges: Pool | None,
   how: Mapping[str, Any],
 ) -> None:
-  """Prints the responses to prompts, and their verdicts if there are judges."""
   posed = [policy.posed(question) for question in asked]
   plain, right, count = sys.stdout.isatty(), 0, 0
   each = policy.each(posed, **how)

@@ -92,11 +92,8 @@ def _checked(args: list[str]) -> list[str]:
 
 
 def _config_path(given: str) -> str:
-  """A path as given, or the package's file for a name without a suffix.
-
-  Outside the repository configs/n512.py also means the package's file, if there
-  is no such file.
-  """
+  """A path as given, or the package's file: for a name without a suffix, and
+  for configs/n512.py where there is no such file."""
   file, colon, rest = given.partition(":")
   path = pathlib.PurePath(file)
   if path.suffix == "" and len(path.parts) == 1:
@@ -269,7 +266,6 @@ def _count_rules(c: config.Config) -> Iterator[Rule]:
 
 
 def _first_round(c: Sampling) -> str:
-  """The field of the fewest rollouts of a prompt, which are `c.chunk`."""
   return "rounds[0]" if c.rounds else "n"
 
 

@@ -383,10 +383,8 @@ def no_closed_loops() -> Iterator[None]:
 
 
 class Stop:
-  """What all processes agree on at the end of a step.
-
-  The first SIGTERM asks for the end; a second one ends this process at once.
-  """
+  """What all processes agree on at the end of a step. The first SIGTERM asks
+  for the end; a second one ends this process at once."""
 
   asked = False  # by a SIGTERM to any process
 

@@ -245,10 +245,8 @@ def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
 def _rows(
   runs: Sequence[LoadedRun], points: Sequence[Comparison]
 ) -> Iterator[dict[str, Any]]:
-  """The evaluations in the tables: the start and those that are compared.
-
-  A start that equals that of an earlier run is not repeated.
-  """
+  """The evaluations in the tables: the start, unless it equals that of an
+  earlier run, and those that are compared."""
   starts = []
   for i, run in enumerate(runs):
     labels: dict[int, list[str]] = {}
@@ -274,7 +272,6 @@ def _arms(
   summaries: Sequence[Json],
   points: Sequence[Comparison],
 ) -> list[dict[str, Any]]:
-  """Methods with their results: means over the seeds of each."""
   groups: dict[str, dict[Any, int]] = {}
   for i, run in enumerate(runs):
     rest = {k: v for k, v in run.config.items() if k not in _SEED}
@@ -381,7 +378,6 @@ def _paired(
 
 
 def _differences(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
-  """Config fields in which training runs differ, with their values."""
   trained = [run.config for run in runs if run.evaluated is None]
   fields = sorted({field for config in trained for field in config})
   every = ((f, [config.get(f) for config in trained]) for f in fields)

@@ -181,7 +181,6 @@ def figures(data: Json) -> list[dict[str, Any]]:
 
 
 def _scores(data: Json, axis: Axis, domain: str = "") -> Plot:
-  """Pass@1 of all held-out prompts, or of a domain."""
   label, key, factor = axis
   spent = [
     [factor * (e[key] or 0.0) for e in run["evaluations"]]

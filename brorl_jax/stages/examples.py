@@ -63,10 +63,8 @@ def check_data(c: DataConfig, *, own: bool) -> None:
 def read_files(
   c: DataConfig, *, own: bool
 ) -> tuple[dataset.Data, dataset.Data]:
-  """Training and held-out examples of files, of which there must be one.
-
-  Raises ValueError if a file is invalid, or a prompt is on both sides.
-  """
+  """Training and held-out examples of files, of which there must be one. Raises
+  ValueError if a file is invalid, or a prompt is on both sides."""
   of = functools.partial(
     dataset.read,
     form=file_form(c.fields, c.domain, own=own),
@@ -125,13 +123,12 @@ class Examples:
 
   Attributes:
     stop_ids: Tokens that end a response.
-    families: Puzzle families that are generated, with their weights.
+    families: Puzzle families that are generated.
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
     longest: Tokens of the longest prompt so far.
     left_out: Skipped lines of the files: the place, and what is wrong.
     fingerprint: Must be unchanged when a run resumes.
-    log_lines: What was read and what was skipped.
   """
 
   def __init__(self, config: Config, text: tokenizer.Tokenizer):

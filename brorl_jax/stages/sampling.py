@@ -41,10 +41,8 @@ def sample_heldout(
   prompts: types.Prompts,
   key: Key[Array, ""],
 ) -> types.Rollouts:
-  """All rollouts of held-out prompts, on the host.
-
-  `c` is the config of the run or of a phase, `params` are this process' copy.
-  """
+  """All rollouts of held-out prompts, on the host; `c` is the config of the run
+  or of a phase, `params` are this process' copy."""
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   mesh = sharding.local_mesh(this.mesh)
   spec = plan.spec(cut, this.text.stop_ids, mesh)

@@ -31,10 +31,8 @@ class Scorer:
   """
 
   def __init__(self, c: Reward, examples: Examples):
-    """Starts the worker processes, and imports own functions.
-
-    Raises ValueError if this machine cannot run untrusted programs safely.
-    """
+    """Starts the workers, and imports own functions; raises ValueError if this
+    machine cannot run untrusted programs safely."""
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
