@@ -73,11 +73,7 @@ class StateStore(Protocol):
     """The newest whole step for which `lacks` returns None."""
 
   def save(
-    self,
-    step: int,
-    state: Any,
-    progress: dict[str, Any],
-    score: float | None,
+    self, step: int, state: Any, progress: dict[str, Any], score: float | None
   ) -> None:
     """Starts to save in the background; None: the step was not evaluated."""
 

@@ -23,14 +23,7 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import (
-  clock,
-  events,
-  folder,
-  intact,
-  lines,
-  metrics,
-)
+from brorl_jax.runs import clock, events, folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.verdicts.base import Example

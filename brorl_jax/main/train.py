@@ -38,13 +38,7 @@ from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.resolve import Phase, Run, WithPolicy
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import (
-  checkpoints,
-  events,
-  folder,
-  intact,
-  metrics,
-)
+from brorl_jax.runs import checkpoints, events, folder, intact, metrics
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -53,11 +47,7 @@ from brorl_jax.verdicts.base import Example, posed
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
-_STOPS = (
-  FloatingPointError,
-  train.RunEnded,
-  dynamic_sampling.TooManyInvalid,
-)
+_STOPS = (FloatingPointError, train.RunEnded, dynamic_sampling.TooManyInvalid)
 # A network's file system may show a file late.
 _SEEN_S = 30
 

@@ -60,9 +60,7 @@ def update_policy(
     state,
     mesh,
     logp_of=functools.partial(
-      update.logp_of,
-      temperature=goal.temperature,
-      response_logp=response_logp,
+      update.logp_of, temperature=goal.temperature, response_logp=response_logp
     ),
     kl_term=bool(goal.kl_weight),
   )
