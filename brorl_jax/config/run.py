@@ -76,11 +76,8 @@ class RunConfig(Section):
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
     good = not self.keep_every % self.save_every and self.keep_every >= 0
-    yield (
-      "keep_every",
-      good,
-      f"0 or a multiple of save_every = {self.save_every}",
-    )
+    must = f"0 or a multiple of save_every = {self.save_every}"
+    yield "keep_every", good, must
     yield from self.at_least(0, "max_samples", zero="no bound")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"

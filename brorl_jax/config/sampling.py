@@ -260,16 +260,10 @@ class Sampling(Section):
     follows, fit = "it follows from the devices", "as many as fit in memory"
     yield from self.at_least(0, "in_flight", zero=follows)
     yield from self.at_least(0, "slots", "lanes", zero=fit)
-    yield (
-      "mean_tokens",
-      0 <= self.mean_tokens <= self.max_new_tokens,
-      f"0 to max_new_tokens = {self.max_new_tokens}",
-    )
-    yield (
-      "temperature",
-      self.temperature > 0.0,
-      "positive; greedy sampling does not explore",
-    )
+    good = 0 <= self.mean_tokens <= self.max_new_tokens
+    yield "mean_tokens", good, f"0 to max_new_tokens = {self.max_new_tokens}"
+    must = "positive; greedy sampling does not explore"
+    yield "temperature", self.temperature > 0.0, must
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,8 @@ from typing import Any, Literal
 # Where a default comes from. "stated": a paper states it. "unknown": the papers
 # leave it open and this is a common value. "ours": the papers lack the field.
 Source = Literal["stated", "unknown", "ours"]
-Rule = tuple[
-  str, bool, str
-]  # field, whether its value is valid, what it must be
-
+# A field, whether its value is valid, and what it must be.
+Rule = tuple[str, bool, str]
 
 # Integers below it are exact as a float and in any reader of JSON; beyond the
 # range of a machine's integers they would only fail later.
@@ -66,12 +64,10 @@ def setting(
 ) -> Any:
   """Declares a field, see `About`; a default that is a mapping is copied."""
   about = About(why, unit, source, phased, free, evaluated)
-  metadata = {"about": about}
+  given: dict[str, Any] = {"default": default}
   if isinstance(default, Mapping):
-    return dataclasses.field(
-      default_factory=lambda: dict(default), metadata=metadata
-    )
-  return dataclasses.field(default=default, metadata=metadata)
+    given = {"default_factory": lambda: dict(default)}
+  return dataclasses.field(**given, metadata={"about": about})
 
 
 class Section:
@@ -85,12 +81,7 @@ class Section:
         raise Wrong(field.name, value, must)
     for name, good, must in self.rules():
       if not good:
-        value = self
-        for part in name.split("."):
-          value = (
-            value[part] if isinstance(value, Mapping) else getattr(value, part)
-          )
-        raise Wrong(name, value, must)
+        raise Wrong(name, getattr(self, name), must)
 
   def rules(self) -> Iterator[Rule]:
     """The conditions that the values of this section must meet."""

@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import logging
-
 from brorl_jax import config, evaluate
 from brorl_jax.data import dataset
 from brorl_jax.errors import StorageError, UserError, as_user_error
@@ -38,7 +36,6 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
   folder.check(values, workdir, allow_change=False, mode="evaluate")
   records = workdir / "eval" / "records.jsonl"
   summary = workdir / "eval" / "summary.json"
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   parts = _parts(this, workdir)
   with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)

@@ -5,7 +5,6 @@ import pathlib
 import tempfile
 from collections.abc import Mapping
 
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.config.run import PolicyConfig
@@ -22,7 +21,6 @@ def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   """Writes the policy of a run or one of its checkpoints to `workdir`, in the
   dtype of the model that the run started from."""
   folder.check_empty(workdir)
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   which = checkpoint_source.find_run(c.checkpoint)
   if which is None:
     raise ValueError(

@@ -7,7 +7,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,8 @@ from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import clock, events, folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
+from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts.base import Example
-
-if TYPE_CHECKING:
-  from brorl_jax.stages.scoring import Scorer
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
 _CORES_EVERY = 10  # steps between two warnings of the cores
@@ -42,7 +40,7 @@ def records(
   c: Config,
   how: RolloutPlan,
   examples: Examples,
-  scorer: "Scorer",
+  scorer: Scorer,
   params: PyTree,
   prompts: Sequence[Example],
   *,
@@ -75,7 +73,7 @@ def records(
 def records_of_step(
   this: Run,
   examples: Examples,
-  scorer: "Scorer",
+  scorer: Scorer,
   step: int,
   params: PyTree,
   prompts: Sequence[Example],

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.data import dataset, schema
@@ -253,7 +252,6 @@ def run(
 ) -> None:
   """Answers prompts of flags, a file, or standard input with a policy: as text
   on a terminal, otherwise each answer as a line of JSON."""
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
     if prompt and prompts is not None:
       raise ValueError("--prompt and --prompts are both given; keep one")

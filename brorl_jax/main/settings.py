@@ -227,17 +227,12 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", prompts % c.optim.minibatches == 0, must
   every_one = pool == prompts and c.filter.keep == "all"
-  yield (
-    "data.distinct_prompts",
-    pool == 0 or pool > prompts or every_one,
-    f"0, or more than the {prompts} prompts of a step: some are rejected",
-  )
-  most = c.sampling.max_new_tokens
-  yield (
-    "reward.overlong_buffer",
-    1 <= c.reward.overlong_buffer <= most or not c.reward.overlong_weight,
-    f"1 to max_new_tokens = {most}",
-  )
+  holds = pool == 0 or pool > prompts or every_one
+  must = f"0, or more than the {prompts} prompts of a step: some are rejected"
+  yield "data.distinct_prompts", holds, must
+  most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
+  holds = 1 <= buffer <= most or not c.reward.overlong_weight
+  yield "reward.overlong_buffer", holds, f"1 to max_new_tokens = {most}"
   yield from _count_rules(c)
   yield (
     "loss.correction",
@@ -258,11 +253,9 @@ def _count_rules(c: config.Config) -> Iterator[Rule]:
     "reward for the share of right rollouts",
   )
   name, most = _first_round(c.sampling), c.sampling.chunk // 4
-  yield (
-    "advantage.k",
-    c.advantage.kind != "pass_at_k" or c.advantage.k <= most,
-    f"at most {name} / 4 = {most}: other groups hold too few wrong ones",
-  )
+  holds = c.advantage.kind != "pass_at_k" or c.advantage.k <= most
+  must = f"at most {name} / 4 = {most}: other groups hold too few wrong ones"
+  yield "advantage.k", holds, must
 
 
 def _first_round(c: Sampling) -> str:
@@ -276,11 +269,9 @@ def _sampling_rules(c: Sampling) -> Iterator[Rule]:
   yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
   if c.rounds:
     yield "sampling.rounds", chunk >= 2, "at least 2 in the first round"
-    yield (
-      "sampling.rounds",
-      c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds),
-      f"multiples of the first, {chunk}, the last of them n = {n}",
-    )
+    holds = c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds)
+    must = f"multiples of the first, {chunk}, the last of them n = {n}"
+    yield "sampling.rounds", holds, must
     most = n - c.stop_wrong
     must = f"at most n - stop_wrong = {most}: else no prompt stops"
     yield "sampling.stop_right", c.stop_right <= most, must
