@@ -35,11 +35,10 @@ class UserError(Exception):
   """Something the user can fix; the message is one line and names the fix.
 
   It may quote names and values of files: what is not printable in them, such as
-  the end of a line or a terminal's control characters, is escaped. `status` is
-  the exit status of the process.
+  the end of a line or a terminal's control characters, is escaped.
   """
 
-  status = REFUSED
+  status = REFUSED  # exit status of the process
 
   def __init__(self, text: str):
     shown = (c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,6 +1,7 @@
 """Held-out prompts -> one record per sample -> pass@k, majority, intervals."""
 
 import collections
+import dataclasses
 import functools
 import json
 import operator
@@ -76,17 +77,12 @@ def evaluate(
     length, said = out.mask.sum(axis=2), texts(out)
     records = [
       {
-        "id": real[p].id,
-        "domain": real[p].domain,
-        "task": real[p].task,
+        **{name: getattr(real[p], name) for name in ("id", "domain", "task")},
         "sample": n,
         "tokens": int(length[p, n]),
         "truncated": bool(out.truncated[p, n]),
-        "score": scored.verdict.score,
         "pass": scored.verdict.status == "pass",
-        "status": scored.verdict.status,
-        "reason": scored.verdict.reason,
-        "answer": scored.verdict.answer,
+        **dataclasses.asdict(scored.verdict),
         **(
           {"prompt": real[p].question, "response": said[p][n]}
           if n == 0 and real[p].id in shown

@@ -117,10 +117,7 @@ class PolicyConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Meshed(Section):
-  """The mesh.
-
-  A row of it is mesh_tensor x mesh_expert devices and computes its own prompts.
-  """
+  """The mesh; a row, mesh_tensor x mesh_expert devices, has its own prompts."""
 
   mesh_data: int = setting(
     1,

@@ -41,12 +41,9 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, sep="\n")
     found = _sampled(this, records, parts)
-    known = config.every_field()
-    sampling = {
-      name: value
-      for name, value in config.flat(values).items()
-      if name in known and known[name].evaluated
-    }
+    used = {k for k, about in config.every_field().items() if about.evaluated}
+    flat = config.flat(values).items()
+    sampling = {name: value for name, value in flat if name in used}
     said = parts.entries["evaluated"] | {"sampling": sampling}
     said |= evaluate.summary(found)
     write_whole(summary, json.dumps(said, indent=2) + "\n")

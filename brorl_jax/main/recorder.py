@@ -392,9 +392,7 @@ def samples(
     verdict = scored.verdict
     yield {
       "step": step,
-      "id": example.id,
-      "domain": example.domain,
-      "task": example.task,
+      **{name: getattr(example, name) for name in ("id", "domain", "task")},
       "kept": bool(trained[p]),
       "prompt": examples.asked(example),
       "response": examples.decode([ids])[0],

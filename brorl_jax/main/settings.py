@@ -233,17 +233,13 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
   holds = 1 <= buffer <= most or not c.reward.overlong_weight
   yield "reward.overlong_buffer", holds, f"1 to max_new_tokens = {most}"
-  yield from _count_rules(c)
   yield (
     "loss.correction",
     not c.run.pipeline or c.loss.correction != "none",
     "other than 'none' with run.pipeline: rollouts then come from the policy "
     "before the last update",
   )
-
-
-def _count_rules(c: config.Config) -> Iterator[Rule]:
-  """Of advantages that follow from the numbers of right and wrong rollouts."""
+  # Of advantages that follow from the numbers of right and wrong rollouts.
   shaped = c.reward.length_weight and c.reward.length_min < 0.0
   yield (
     "advantage.kind",

@@ -79,9 +79,6 @@ def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
   }
 
 
-# ------------------------------------------------------------------- one run
-
-
 def _run(run: LoadedRun) -> dict[str, Any]:
   spent, last = _spent(run.metrics), run.evaluations[-1].step
   config = {**run.config}  # with the phases that have started
@@ -220,9 +217,6 @@ def _what(event: Json) -> str:
   return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-# --------------------------------------------------------------- comparisons
-
-
 def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
   out = list[Comparison]()
   training = [i for i, run in enumerate(summaries) if run["training"]]
@@ -262,9 +256,6 @@ def _rows(
     for j, at in sorted(labels.items()):
       at = at if run.evaluated is None else ["evaluation"]
       yield {"run": i, "evaluation": j, "at": at}
-
-
-# ---------------------------------------------------------------------- arms
 
 
 def _arms(

@@ -72,9 +72,6 @@ def gain(result: Json) -> str:
   return f"{mean:+.1f}" + ("" if half is None else f" ± {percent(half)}")
 
 
-# -------------------------------------------------------------------- curves
-
-
 class Line(NamedTuple):
   """Points of a run on a plot."""
 
@@ -238,9 +235,6 @@ def _pass_at_k(data: Json, domain: str) -> Plot:
     points = [(k, 100 * s[str(k)]) for k in sorted(map(int, s))]
     lines.append(Line(run["name"], style, points))
   return Plot(domain, "k", "%", lines, log2=True)
-
-
-# ---------------------------------------------------------------------- page
 
 
 def document(**content: Any) -> str:

@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -72,23 +72,6 @@ def read_files(
     skip_bad=c.skip_bad,
   )
   return dataset.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
-
-
-def _read_lines(
-  train: dataset.Data, held: dataset.Data, read: str, *, own: bool
-) -> Iterator[str]:
-  """Lines for the log: what was read of the files, and what was left out. The
-  user's `own` functions receive every column, so that none is unused."""
-  left_out = [*train.skipped, *held.skipped]
-  yield (
-    f"files: {read}; left out {len(left_out)} bad lines; {train.repeats} "
-    "prompts occur more than once"
-  )
-  yield from (f"  left out: {line}" for line in left_out[:_SHOWN_LINES])
-  passed = sorted({*train.columns, *held.columns})
-  if passed and not own:
-    more = ", ..." if len(passed) > _NAMED else ""
-    yield f"unused columns: {', '.join(map(show, passed[:_NAMED]))}{more}"
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
@@ -181,14 +164,24 @@ class Examples:
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     train, held = read_files(self._c, own=own)
-    self.left_out = [str(line) for line in (*train.skipped, *held.skipped)]
+    self.left_out = [*map(str, (*train.skipped, *held.skipped))]
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
     counts = sorted((name, len(some)) for name, some in grouped.items())
     read = ", ".join(f"{name} {count}" for name, count in counts)
-    read = f"{read or 'none to train on'}; held out {len(kept)}"
-    self.log_lines += _read_lines(train, held, read, own=own)
+    self.log_lines.append(
+      f"files: {read or 'none to train on'}; held out {len(kept)}; left out "
+      f"{len(self.left_out)} bad lines; {train.repeats} prompts occur more "
+      "than once"
+    )
+    shown = self.left_out[:_SHOWN_LINES]
+    self.log_lines += [f"  left out: {line}" for line in shown]
+    passed = sorted({*train.columns, *held.columns})
+    if passed and not own:  # own functions receive every column
+      names = ", ".join(map(show, passed[:_NAMED]))
+      more = ", ..." if len(passed) > _NAMED else ""
+      self.log_lines.append(f"unused columns: {names}{more}")
     return grouped, list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:

@@ -57,11 +57,8 @@ def stream_rollouts(
   feed: stream.Feed,
   key: Key[Array, ""],
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
-  """For training: finished prompts with their rollouts.
-
-  Each process samples its share of what is in flight; `params` are those of the
-  run, spread over all processes, `key` is that of the step.
-  """
+  """For training: finished prompts with their rollouts. Each process samples
+  its share of what is in flight; `params` are spread over all processes."""
   c, plan = phase.config.sampling, phase.memory.rollouts
   mesh = sharding.local_mesh(this.mesh)
   cut = SamplingParams(temperature=c.temperature)
