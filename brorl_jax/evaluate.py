@@ -210,7 +210,7 @@ def _together(
   values = (share @ means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
   majority, values = values[: len(ks)], values[len(ks) :]
-  score, tokens, truncated, *split, _ = values
+  score, tokens, truncated, right, rights, wrong, wrongs, _ = values
   size = np.where(weight > 0, sizes, 0)
   low = high = None
   if size.max() > 1:  # otherwise there is nothing to resample
@@ -226,8 +226,8 @@ def _together(
     "high": high,
     "tokens_mean": tokens,
     "truncated_fraction": truncated,
-    "tokens_right": _ratio(*split[:2]),
-    "tokens_wrong": _ratio(*split[2:]),
+    "tokens_right": right / rights if rights else None,
+    "tokens_wrong": wrong / wrongs if wrongs else None,
     "invalid": round(float(size @ means[:, -1])),
   }
 
@@ -280,10 +280,6 @@ def _means(r: Record) -> tuple[float, ...]:
   right, tokens = r["pass"], r["tokens"]
   split = (right * tokens, right, (not right) * tokens, not right)
   return tuple(map(float, (r["truncated"], *split)))
-
-
-def _ratio(total: float, count: float) -> float | None:
-  return total / count if count else None
 
 
 # One count at a time: a table of all counts would have n x k numbers.

@@ -144,11 +144,7 @@ def _in_utf8(value: Any) -> bool:
   """Whether a text can be written; what a shell gives need not be UTF-8."""
   if not isinstance(value, str):
     return True
-  try:
-    value.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
+  return value == value.encode(errors="ignore").decode()
 
 
 def _shown(value: Any) -> str:

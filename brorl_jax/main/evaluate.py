@@ -109,7 +109,6 @@ def _name(evaluated: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _storage() -> Iterator[None]:
-  """Names the cause if the folder fails, or what it holds."""
   try:
     yield
   except OSError as e:

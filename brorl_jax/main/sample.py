@@ -243,9 +243,6 @@ def load(
   return TextPolicy(policy, params, text, step, limit, system, after)
 
 
-# ----------------------------------------------------------------- the command
-
-
 @as_user_error(ValueError)
 def run(
   where: str, *, prompt: Sequence[str], prompts: str | None, **how: Any

@@ -37,7 +37,6 @@ class Scorer:
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
     self._pool: Pool | own.Rewards
-    limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
@@ -45,6 +44,7 @@ class Scorer:
         self.functions[field] = {"name": name, "digest": digest}
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
+      limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
       self._pool = Pool(
         {name: domain.verify for name, domain in DOMAINS.items()},
         # A program runs at most four times; beyond that the worker hangs.
