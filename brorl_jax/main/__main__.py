@@ -238,7 +238,7 @@ def prepare() -> None:
   """What comes before jax is loaded."""
   # jax tells of every kind of device that is not here.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-  # And jax of every connection, orbax of every file.
+  # jax logs every connection, orbax every file.
   absl.logging.set_verbosity(absl.logging.ERROR)
   process.keep_freed_memory()
   process.take_most_of_a_gpu()

@@ -25,8 +25,7 @@ def run(
   this: Run, where: Topology | None = None, *, fast: bool = False
 ) -> None:
   """Prints the plan of a run, of which no weights were loaded. With a topology
-  all programs are compiled for it; if `fast`, two and three layers stand for
-  all."""
+  all programs are compiled for it, if `fast` with two and three layers."""
   c, judges = this.config, this.config.reward.verifier
   if judges:
     own.Rewards(judges, workers=1).close()  # imports them

@@ -47,8 +47,7 @@ def records(
   first: int = 0,
 ) -> evaluate.Chunks:
   """The records of held-out prompts from number `first` on, sampled as `c`
-  says. Rollout n of example p draws from (seed, 0, p, n) in every
-  evaluation."""
+  says: rollout n of example p draws from (seed, 0, p, n) every time."""
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
 
@@ -88,8 +87,9 @@ def records_of_step(
 class Recorder:
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
-  Of many processes number 0 reads and writes the files, and the others learn
-  what it found. As a context it records how the run ended.
+  Its methods are those of `train.StepRecorder`. Of many processes number 0
+  reads and writes the files, and the others learn what it found. As a context
+  it records how the run ended.
   """
 
   c: Config
