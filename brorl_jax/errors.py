@@ -36,12 +36,9 @@ class UserError(Exception):
 
   It may quote names and values of files: what is not printable in them, such as
   the end of a line or a terminal's control characters, is escaped.
-
-  Attributes:
-    status: Exit status of the process.
   """
 
-  status = REFUSED
+  status = REFUSED  # exit status of the process
 
   def __init__(self, text: str):
     shown = (c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,6 +1,7 @@
 """Held-out prompts -> one record per sample -> pass@k, majority, intervals."""
 
 import collections
+import dataclasses
 import functools
 import json
 import operator
@@ -54,20 +55,13 @@ def evaluate(
   chunk: int,
   first: int = 0,
 ) -> Chunks:
-  """Samples and scores held-out examples, chunk by chunk.
+  """Yields the records of held-out examples from number `first` on.
 
-  Args:
-    rollouts: (params, `chunk` examples, index of the first) -> rollouts on the
-      host.
-    score_responses: (examples, rollouts) -> a scored response each, [P][N].
-    texts: Of rollouts, [P][N].
-    chunk: Examples that a process samples together. The last chunk is padded
-      with repetitions, which are dropped.
-    first: Index of the first example to sample.
-
-  Yields:
-    The records of a chunk, ordered by example and sample. The first sample of
-    the first examples of each task has its prompt and response as text.
+  A process samples `chunk` examples together; the last chunk is padded with
+  repetitions, which are dropped. `rollouts` makes those of (params, `chunk`
+  examples, index of the first) on the host; `texts` and `score_responses` are
+  [P][N]. Records are ordered by example and sample. The first sample of the
+  first examples of each task has its prompt and response as text.
   """
   shown = _shown(examples)
   for start in range(first, len(examples), chunk * jax.process_count()):
@@ -83,17 +77,12 @@ def evaluate(
     length, said = out.mask.sum(axis=2), texts(out)
     records = [
       {
-        "id": real[p].id,
-        "domain": real[p].domain,
-        "task": real[p].task,
+        **{name: getattr(real[p], name) for name in ("id", "domain", "task")},
         "sample": n,
         "tokens": int(length[p, n]),
         "truncated": bool(out.truncated[p, n]),
-        "score": scored.verdict.score,
         "pass": scored.verdict.status == "pass",
-        "status": scored.verdict.status,
-        "reason": scored.verdict.reason,
-        "answer": scored.verdict.answer,
+        **dataclasses.asdict(scored.verdict),
         **(
           {"prompt": real[p].question, "response": said[p][n]}
           if n == 0 and real[p].id in shown
@@ -107,7 +96,6 @@ def evaluate(
 
 
 def _shown(examples: Sequence[Example]) -> set[str]:
-  """The ids of the first examples of each task."""
   by_task = collections.defaultdict[tuple[str, str], list[str]](list)
   for example in examples:
     by_task[example.domain, example.task].append(example.id)
@@ -115,11 +103,7 @@ def _shown(examples: Sequence[Example]) -> set[str]:
 
 
 def check_record(line: Any) -> None:
-  """Checks a record that was read from a file, including its "step".
-
-  Raises:
-    ValueError: Names the first field that is missing or wrong.
-  """
+  """Raises ValueError, which names the first field that is missing or wrong."""
   line = line if isinstance(line, dict) else {}
   # Some records have both of those fields, others neither.
   some = _OF_SOME if line.keys() & _OF_SOME.keys() else {}
@@ -155,9 +139,8 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     if no task has two prompts, and equal if all prompts agree.
   - `tokens_right` and `tokens_wrong` are None if there are no such responses.
 
-  Raises:
-    ValueError: There are no records, a sample occurs twice, or prompts have
-      different numbers of samples.
+  Raises ValueError if there are no records, a sample occurs twice, or prompts
+  have different numbers of samples.
   """
   prompts = list(_by_prompt(records).values())
   samples = len(prompts[0])
@@ -221,16 +204,13 @@ def _together(
   means: Float[np.ndarray, "G columns"],
   draws: Float[np.ndarray, "draws G"],
 ) -> dict[str, Any]:
-  """The numbers of several tasks together, by weight.
-
-  Of each task: how many prompts, means of the columns of `_numbers`, and
-  bootstrap means of pass@1.
-  """
+  """The numbers of several tasks together, by weight: of each task how many
+  prompts, means of the columns of `_numbers`, and bootstrap means of pass@1."""
   share = weight / weight.sum()
   values = (share @ means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
   majority, values = values[: len(ks)], values[len(ks) :]
-  score, tokens, truncated, *split, _ = values
+  score, tokens, truncated, right, rights, wrong, wrongs, _ = values
   size = np.where(weight > 0, sizes, 0)
   low = high = None
   if size.max() > 1:  # otherwise there is nothing to resample
@@ -246,8 +226,8 @@ def _together(
     "high": high,
     "tokens_mean": tokens,
     "truncated_fraction": truncated,
-    "tokens_right": _ratio(*split[:2]),
-    "tokens_wrong": _ratio(*split[2:]),
+    "tokens_right": right / rights if rights else None,
+    "tokens_wrong": wrong / wrongs if wrongs else None,
     "invalid": round(float(size @ means[:, -1])),
   }
 
@@ -300,10 +280,6 @@ def _means(r: Record) -> tuple[float, ...]:
   right, tokens = r["pass"], r["tokens"]
   split = (right * tokens, right, (not right) * tokens, not right)
   return tuple(map(float, (r["truncated"], *split)))
-
-
-def _ratio(total: float, count: float) -> float | None:
-  return total / count if count else None
 
 
 # One count at a time: a table of all counts would have n x k numbers.

@@ -73,11 +73,7 @@ class StateStore(Protocol):
     """The newest whole step for which `lacks` returns None."""
 
   def save(
-    self,
-    step: int,
-    state: Any,
-    progress: dict[str, Any],
-    score: float | None,
+    self, step: int, state: Any, progress: dict[str, Any], score: float | None
   ) -> None:
     """Starts to save in the background; None: the step was not evaluated."""
 
@@ -153,7 +149,6 @@ def train(
 
   Args:
     state: If `store` holds a checkpoint, only its structure is used.
-    make_stages: From the number of a step to its stages.
     save_every: Steps between checkpoints. The last step is always saved.
     eval_every: Steps between evaluations, beside the first and the last.
     pipeline: Sample the next step before this step's update, with the old
@@ -261,7 +256,6 @@ def _record_events(
   judged: Sequence[Mapping[str, Any]],
   reset: str | None,
 ) -> None:
-  """The events of a step, in their order."""
   if changed is not None:
     recorder.event(step, {"event": "phase", "changed": changed})
   for event in judged:
@@ -273,7 +267,6 @@ def _record_events(
 def _evaluated(
   step: int, state: Any, progress: RunState, recorder: StepRecorder
 ) -> tuple[RunState, float]:
-  """Evaluates a step; also returns the score."""
   score = recorder.evaluate(step, state.params)
   return run_state.evaluated(progress, score), score
 
@@ -311,7 +304,6 @@ def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
 
 
 def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
-  """Metrics of all generated rollouts, and of the time of each part."""
   groups, spent = sampled.groups, sampled.spent
   seen = metrics.group_metrics(
     groups.rollouts,

@@ -32,10 +32,8 @@ class Prompts:
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-  """N responses to each prompt, right-padded.
-
-  A prompt may have fewer; the places behind them are empty, see `drawn`.
-  """
+  """N responses to each prompt, right-padded; where a prompt has fewer, empty
+  places follow, see `drawn`."""
 
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
@@ -57,11 +55,8 @@ class Rollouts:
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct responses to prompt p: first index and count of each.
-
-    On the host, ordered by first index, so that the order does not depend on
-    token ids. Empty places are none.
-    """
+    """The distinct responses to prompt p: first index and count of each,
+    ordered by first index, so that the order does not depend on token ids."""
     # With the length: 0 may be a real token.
     length = self.mask[p].sum(axis=1, keepdims=True)
     content = np.concatenate([self.tokens[p], length], axis=1)
@@ -112,9 +107,7 @@ class Groups(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class RunState:
   """Counters after a step: what a checkpoint holds beside the arrays, as JSON.
-
-  An immutable value; the functions of runs/run_state.py return new ones.
-  """
+  The functions of runs/run_state.py return new ones."""
 
   tokens: int = 0  # generated so far, including those of rejected prompts
   samples: int = 0
@@ -169,10 +162,8 @@ class Judgement(NamedTuple):
 
 
 class Trees(NamedTuple):
-  """Rows of tokens that hold trees; see learner/packing.py.
-
-  Token i sees token j if j <= i < end[j].
-  """
+  """Rows of tokens that hold trees, see learner/packing.py: token i sees token
+  j if j <= i < end[j]."""
 
   token: Int[Array, "*C P Q"]
   # One behind the last descendant of a token; 0 marks padding.
@@ -187,7 +178,7 @@ class Trees(NamedTuple):
 class Batch:
   """Part of a minibatch: C microbatches of P blocks of M rows of one prompt.
 
-  A group of N rollouts takes as many blocks as it needs. With `trees` a block
+  A group of N rollouts takes as many blocks as it needs; with `trees` a block
   has rollouts of several prompts. Without the leading axis C, it is one
   microbatch.
   """

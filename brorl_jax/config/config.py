@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from brorl_jax.config.learning import Advantage, Loss, Optim, Reference, Reward
@@ -18,7 +18,7 @@ from brorl_jax.config.run import (
   Theory,
 )
 from brorl_jax.config.sampling import DataConfig, Filter, Sampling
-from brorl_jax.config.section import About, Section, Wrong, about
+from brorl_jax.config.section import About, Wrong, about
 
 
 class PhaseConfig(typing.NamedTuple):
@@ -30,7 +30,6 @@ class PhaseConfig(typing.NamedTuple):
 
   @property
   def where(self) -> str:
-    """How an error begins that is of this phase."""
     return "" if self.changed is None else f"phase from step {self.since}: "
 
 
@@ -55,10 +54,8 @@ class Config:
 
   @functools.cached_property
   def phases(self) -> list[PhaseConfig]:
-    """The phases of a run; the first begins with step 1.
-
-    Raises Wrong for one that is out of order, or changes what may not change.
-    """
+    """The phases of a run; the first begins with step 1. Raises Wrong for one
+    that is out of order, or changes what may not change."""
     out = [PhaseConfig(1, self, None)]
     for number, given in enumerate(self.run.phases):
       label = f"run.phases[{number}]"
@@ -79,49 +76,44 @@ Made = typing.TypeVar("Made")
 
 
 def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
-  """The config of nested dicts: section -> field -> value.
-
-  Raises Wrong if a value cannot work, KeyError if one is missing.
-  """
-  made = {}
-  for field in dataclasses.fields(kind):  # pyright: ignore
-    section = values[field.name]
-    try:
-      made[field.name] = _made(field.type, section)
-    except Wrong as e:
-      raise e.below(field.name) from None
-    except KeyError as e:
-      raise KeyError(f"{field.name}.{e.args[0]}") from None
-  return kind(**made)
-
-
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
-  """A section, from its values."""
+  """The config of nested dicts: section -> field -> value. Raises Wrong if a
+  value cannot work, KeyError if one is missing."""
   if not isinstance(values, Mapping):
     raise Wrong("", values, "a section: a dict of its fields")
   made = {}
-  for field in dataclasses.fields(kind):
+  for field in dataclasses.fields(kind):  # pyright: ignore
     value = values[field.name]
-    if isinstance(value, list):  # as JSON has a tuple
-      value = tuple(value)
-    elif isinstance(value, Mapping):
-      value = _mapping(field, value)
-    made[field.name] = value
+    with _below(field.name):
+      made[field.name] = _made(field.type, value)
   return kind(**made)
 
 
-def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
-  """A field that maps names to sections, or to values of any kind."""
-  each = (*typing.get_args(field.type), None, None)[1]
-  if not (isinstance(each, type) and issubclass(each, Section)):
+def _made(kind: Any, value: Any) -> Any:
+  """A section, sections by name, or a value."""
+  if dataclasses.is_dataclass(kind):
+    return of(value, typing.cast(Any, kind))
+  if isinstance(value, list):  # as JSON has a tuple
+    return tuple(value)
+  if not isinstance(value, Mapping):
+    return value
+  each = (*typing.get_args(kind), None, None)[1]
+  if not dataclasses.is_dataclass(each):
     return dict(value)
   made = {}
   for name, values in value.items():
-    try:
-      made[name] = _made(each, values)
-    except Wrong as e:
-      raise e.below(f"{field.name}.{name}") from None
+    with _below(name):
+      made[name] = of(values, typing.cast(Any, each))
   return made
+
+
+@contextlib.contextmanager
+def _below(name: str) -> Iterator[None]:
+  try:
+    yield
+  except Wrong as e:
+    raise e.below(name) from None
+  except KeyError as e:
+    raise KeyError(f"{name}.{e.args[0]}") from None
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -67,10 +67,7 @@ class Reward(Section):
     -0.5, "Cosine reward at max_new_tokens.", source="unknown", phased=True
   )
   length_max: float = setting(
-    0.0,
-    "Cosine reward of an empty response.",
-    source="unknown",
-    phased=True,
+    0.0, "Cosine reward of an empty response.", source="unknown", phased=True
   )
   length_steps: tuple[int, ...] = setting(
     (100, 500),
@@ -377,9 +374,7 @@ class Descent(Section):
     4, "Microbatches per update; rows x microbatches decides the update."
   )
   lr: float = setting(
-    1e-5,
-    "Peak learning rate; falls to 0 along a cosine.",
-    source="unknown",
+    1e-5, "Peak learning rate; falls to 0 along a cosine.", source="unknown"
   )
   warmup: int = setting(10, "Updates in which lr rises from 0.", unit="updates")
   b1: float = setting(0.9, "Decay of the first moment.", source="unknown")

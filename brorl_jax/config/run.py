@@ -76,11 +76,8 @@ class RunConfig(Section):
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
     good = not self.keep_every % self.save_every and self.keep_every >= 0
-    yield (
-      "keep_every",
-      good,
-      f"0 or a multiple of save_every = {self.save_every}",
-    )
+    must = f"0 or a multiple of save_every = {self.save_every}"
+    yield "keep_every", good, must
     yield from self.at_least(0, "max_samples", zero="no bound")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
@@ -120,10 +117,7 @@ class PolicyConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Meshed(Section):
-  """The mesh.
-
-  A row of it is mesh_tensor x mesh_expert devices and computes its own prompts.
-  """
+  """The mesh; a row, mesh_tensor x mesh_expert devices, has its own prompts."""
 
   mesh_data: int = setting(
     1,
@@ -148,7 +142,6 @@ class Meshed(Section):
 
   @property
   def mesh(self) -> dict[str, int]:
-    """Axis -> devices along it."""
     return {
       name: getattr(self, f"mesh_{name}")
       for name in ("data", "fsdp", "tensor", "expert")

@@ -59,11 +59,7 @@ _FAMILIES: dict[str, FamilyConfig] = {
       allow_negation=False,
     ),
     "number_sequence": dict(
-      min_terms=4,
-      max_terms=5,
-      min_value=-10,
-      max_value=10,
-      max_complexity=1,
+      min_terms=4, max_terms=5, min_value=-10, max_value=10, max_complexity=1
     ),
     "spell_backward": dict(min_word_len=3, max_word_len=4),
     "simple_equations": dict(
@@ -131,8 +127,7 @@ class DataConfig(Section):
     "defaults from brorl_jax/verdicts/.",
   )
   families: Mapping[str, FamilyConfig] = setting(
-    _FAMILIES,
-    "Relative share and generator settings of each puzzle task.",
+    _FAMILIES, "Relative share and generator settings of each puzzle task."
   )
 
   def rules(self) -> Iterator[Rule]:
@@ -200,9 +195,7 @@ class Sampling(Section):
     phased=True,
   )
   lanes: int = setting(
-    0,
-    "Prompts that decode together; 0: as many as fit in memory.",
-    phased=True,
+    0, "Prompts that decode together; 0: as many as fit in memory.", phased=True
   )
   int8_cache: bool = setting(
     False,
@@ -244,7 +237,6 @@ class Sampling(Section):
 
   @property
   def per_prompt(self) -> str:
-    """Rollouts of a prompt, in words."""
     return f"{self.n}" if self.chunk == self.n else f"{self.chunk} to {self.n}"
 
   @property
@@ -268,16 +260,10 @@ class Sampling(Section):
     follows, fit = "it follows from the devices", "as many as fit in memory"
     yield from self.at_least(0, "in_flight", zero=follows)
     yield from self.at_least(0, "slots", "lanes", zero=fit)
-    yield (
-      "mean_tokens",
-      0 <= self.mean_tokens <= self.max_new_tokens,
-      f"0 to max_new_tokens = {self.max_new_tokens}",
-    )
-    yield (
-      "temperature",
-      self.temperature > 0.0,
-      "positive; greedy sampling does not explore",
-    )
+    good = 0 <= self.mean_tokens <= self.max_new_tokens
+    yield "mean_tokens", good, f"0 to max_new_tokens = {self.max_new_tokens}"
+    must = "positive; greedy sampling does not explore"
+    yield "temperature", self.temperature > 0.0, must
 
 
 @dataclasses.dataclass(frozen=True)

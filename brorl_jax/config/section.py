@@ -18,10 +18,8 @@ from typing import Any, Literal
 # Where a default comes from. "stated": a paper states it. "unknown": the papers
 # leave it open and this is a common value. "ours": the papers lack the field.
 Source = Literal["stated", "unknown", "ours"]
-Rule = tuple[
-  str, bool, str
-]  # field, whether its value is valid, what it must be
-
+# A field, whether its value is valid, and what it must be.
+Rule = tuple[str, bool, str]
 
 # Integers below it are exact as a float and in any reader of JSON; beyond the
 # range of a machine's integers they would only fail later.
@@ -66,12 +64,10 @@ def setting(
 ) -> Any:
   """Declares a field, see `About`; a default that is a mapping is copied."""
   about = About(why, unit, source, phased, free, evaluated)
-  metadata = {"about": about}
+  given: dict[str, Any] = {"default": default}
   if isinstance(default, Mapping):
-    return dataclasses.field(
-      default_factory=lambda: dict(default), metadata=metadata
-    )
-  return dataclasses.field(default=default, metadata=metadata)
+    given = {"default_factory": lambda: dict(default)}
+  return dataclasses.field(**given, metadata={"about": about})
 
 
 class Section:
@@ -85,22 +81,15 @@ class Section:
         raise Wrong(field.name, value, must)
     for name, good, must in self.rules():
       if not good:
-        value = self
-        for part in name.split("."):
-          value = (
-            value[part] if isinstance(value, Mapping) else getattr(value, part)
-          )
-        raise Wrong(name, value, must)
+        raise Wrong(name, getattr(self, name), must)
 
   def rules(self) -> Iterator[Rule]:
     """The conditions that the values of this section must meet."""
     yield from ()
 
   def at_least(self, least: int, *names: str, zero: str = "") -> Iterator[Rule]:
-    """The rule that each of these fields is at least `least`.
-
-    `zero` says what 0 means, where it means something else.
-    """
+    """The rule that each of these fields is at least `least`; `zero` says what
+    0 means, where it means something else."""
     must = f"at least {least}" if least else "0 or positive"
     for name in names:
       good = getattr(self, name) >= least
@@ -155,15 +144,10 @@ def _in_utf8(value: Any) -> bool:
   """Whether a text can be written; what a shell gives need not be UTF-8."""
   if not isinstance(value, str):
     return True
-  try:
-    value.encode()
-  except UnicodeEncodeError:
-    return False
-  return True
+  return value == value.encode(errors="ignore").decode()
 
 
 def _shown(value: Any) -> str:
-  """A value for an error: one line, and not all of a long one."""
   try:
     text = repr(value)
   except ValueError:  # an integer of more than 4,300 digits

@@ -29,8 +29,7 @@ def keep_freed_memory() -> None:
   """Lets glibc reuse large blocks instead of returning them.
 
   XLA frees its work space after every call. Getting it back from the kernel
-  page by page took half of the time of an update on a CPU. Without glibc this
-  does nothing.
+  page by page took half of the time of an update on a CPU.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
@@ -60,8 +59,8 @@ def keep_programs(given: str | None) -> None:
 
   Without it a resume compiles everything again: 20 s on a laptop, minutes for a
   language model. `given` is a folder, "off", or None for
-  JAX_COMPILATION_CACHE_DIR or else the user's cache folder. One that cannot be
-  used gives a warning: a run works without it.
+  JAX_COMPILATION_CACHE_DIR or else the user's cache folder. A folder that
+  cannot be used gives a warning.
   """
   import jax  # takes seconds, and --help needs this file
 

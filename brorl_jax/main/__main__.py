@@ -33,10 +33,8 @@ def interrupt(signum, frame) -> None:
 
 
 def terminate(signum, frame):
-  """Ends a run, with all its processes: before it trains nothing is lost.
-
-  While it trains SIGTERM ends it after the step, see `train.Stop`.
-  """
+  """Ends a run, with all its processes, before it trains; while it trains
+  SIGTERM ends it after the step, see `train.Stop`."""
   del signum, frame
   try:
     os.write(2, b"stopped; the same command resumes\n")
@@ -51,6 +49,7 @@ if __name__ == "__main__":
   # Otherwise transformers warns at every start that PyTorch is missing.
   os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import absl.logging
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -186,7 +185,9 @@ def main(argv: list[str]) -> None:
     prepare()
     c = checked_config()
     if many():
-      connect()
+      from brorl_jax.many import processes
+
+      processes.start(_COORDINATOR.value, _COUNT.value, _INDEX.value)
     # Shells leave the ~ of --workdir=~/run unchanged.
     each = map(os.path.expanduser, _WORKDIR.value or ["."])
     run_mode([*map(pathlib.Path, each)], c)
@@ -237,6 +238,8 @@ def prepare() -> None:
   """What comes before jax is loaded."""
   # jax tells of every kind of device that is not here.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  # jax logs every connection, orbax every file.
+  absl.logging.set_verbosity(absl.logging.ERROR)
   process.keep_freed_memory()
   process.take_most_of_a_gpu()
   if _MODE.value == "train":
@@ -260,16 +263,6 @@ def checked_config() -> Config | Warmup | None:
 def many() -> bool:
   """Whether the flags say that this is one process of many."""
   return _DISTRIBUTED.value or _COORDINATOR.value is not None
-
-
-def connect() -> None:
-  """Connects the processes of a run."""
-  from absl import logging
-
-  from brorl_jax.many import processes
-
-  logging.set_verbosity(logging.ERROR)  # jax tells of every connection
-  processes.start(_COORDINATOR.value, _COUNT.value, _INDEX.value)
 
 
 def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:

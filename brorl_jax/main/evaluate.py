@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import logging
-
 from brorl_jax import config, evaluate
 from brorl_jax.data import dataset
 from brorl_jax.errors import StorageError, UserError, as_user_error
@@ -38,18 +36,14 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
   folder.check(values, workdir, allow_change=False, mode="evaluate")
   records = workdir / "eval" / "records.jsonl"
   summary = workdir / "eval" / "summary.json"
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   parts = _parts(this, workdir)
   with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, sep="\n")
     found = _sampled(this, records, parts)
-    known = config.every_field()
-    sampling = {
-      name: value
-      for name, value in config.flat(values).items()
-      if name in known and known[name].evaluated
-    }
+    used = {k for k, about in config.every_field().items() if about.evaluated}
+    flat = config.flat(values).items()
+    sampling = {name: value for name, value in flat if name in used}
     said = parts.entries["evaluated"] | {"sampling": sampling}
     said |= evaluate.summary(found)
     write_whole(summary, json.dumps(said, indent=2) + "\n")
@@ -57,8 +51,6 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
 
 
 class _Parts(NamedTuple):
-  """What an evaluation works with, beside its `Evaluation`."""
-
   heldout: list[Example]
   scorer: Scorer
   sample: Callable[..., evaluate.Chunks]  # from prompt number `first` on
@@ -110,7 +102,6 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
 
 
 def _name(evaluated: Mapping[str, Any]) -> str:
-  """The evaluated policy, for messages."""
   where = evaluated["run"] or evaluated["source"]
   step = "" if evaluated["step"] is None else f", step {evaluated['step']}"
   return f"{where}{step} (weights {evaluated['weights'][:8]})"
@@ -118,7 +109,6 @@ def _name(evaluated: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _storage() -> Iterator[None]:
-  """Names the cause if the folder fails, or what it holds."""
   try:
     yield
   except OSError as e:
@@ -159,10 +149,10 @@ def _sampled(
 def _whole(
   path: pathlib.Path, wanted: Sequence[tuple[str, int, int]], chunk: int
 ) -> list[dict[str, Any]]:
-  """The records of complete chunks; Damaged if another evaluation has them.
+  """The records of complete chunks of `chunk` records each.
 
-  `wanted` are example, number of the sample and step of all records; `chunk` is
-  how many a chunk has.
+  `wanted` has the example, the number of the sample and the step of all
+  records. Raises Damaged for other ones, which are of another evaluation.
   """
   records: list[dict[str, Any]] = []
   if path.exists():
@@ -186,16 +176,13 @@ def refuse_trained_on(
   """Refuses prompts that training used or could have drawn.
 
   A run that was resumed with other files was trained on all of them. Examples
-  of files are compared by id and raw text, before the config adds instructions.
-  Puzzles are compared with the generated ones. A generated puzzle that a file
-  lists under another domain is not found.
+  of files are compared by id and raw text, before the config adds instructions,
+  puzzles with the generated ones. A generated puzzle that a file lists under
+  another domain is not found.
 
-  Returns:
-    A line for each file that is missing and could not be compared.
-
-  Raises:
-    ValueError: An id or a prompt is on both sides (names both places), or a
-      file changed since the training (names the file).
+  Returns a line for each file that is missing and could not be compared. Raises
+  ValueError for an id or a prompt on both sides (names both places), or a file
+  that changed since the training.
   """
   log_lines: dict[str, None] = {}
   for start in starts:
@@ -217,7 +204,6 @@ def refuse_trained_on(
 
 
 def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
-  """Training examples of the files that exist, and why others are missing."""
   examples, places, missing = [], [], []
   form = file_form(start.fields, start.domain, own=start.own)
   for path, digest in start.files.items():

@@ -5,7 +5,6 @@ import pathlib
 import tempfile
 from collections.abc import Mapping
 
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.config.run import PolicyConfig
@@ -19,13 +18,9 @@ from brorl_jax.runs import folder
 
 @as_user_error(ValueError)
 def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
-  """Writes the policy of `policy.checkpoint` to `workdir`.
-
-  That is the folder of a run or one of its checkpoints. The weights have the
-  dtype of the model that the run started from.
-  """
+  """Writes the policy of a run or one of its checkpoints to `workdir`, in the
+  dtype of the model that the run started from."""
   folder.check_empty(workdir)
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   which = checkpoint_source.find_run(c.checkpoint)
   if which is None:
     raise ValueError(
@@ -57,9 +52,9 @@ def write(
 ) -> str:
   """Writes a directory that runs and transformers can load; returns its dtype.
 
-  The policy started from `source`, which says the dtype of the weights. `also`
-  are further files, text by name. Raises ValueError if config.json cannot
-  express this policy.
+  The policy started from `source`, which says the dtype. `also` are further
+  files, text by name. Raises ValueError if config.json cannot express the
+  policy.
   """
   fields = architectures.read_json(source / "config.json")
   dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"

@@ -24,11 +24,8 @@ _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
 def run(
   this: Run, where: Topology | None = None, *, fast: bool = False
 ) -> None:
-  """Prints the plan of a run, of which no weights were loaded.
-
-  With a topology all programs are compiled for it too; if `fast`, two and three
-  layers stand for all.
-  """
+  """Prints the plan of a run, of which no weights were loaded. With a topology
+  all programs are compiled for it, if `fast` with two and three layers."""
   c, judges = this.config, this.config.reward.verifier
   if judges:
     own.Rewards(judges, workers=1).close()  # imports them
@@ -56,9 +53,8 @@ def run(
 def resolved(c: Config, where: Topology | None = None) -> Run:
   """The run of a config on this machine or a topology, for a plan.
 
-  Without a topology the memory of rollouts and evaluations by arithmetic. If
-  `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for more
-  devices than this machine has; it then assumes accelerators.
+  If `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for
+  more devices than this machine has; it then assumes accelerators.
   """
   return resolve.resolve(c, machine(c.devices, where), locate=locate)
 
@@ -66,10 +62,7 @@ def resolved(c: Config, where: Topology | None = None) -> Run:
 @as_user_error(ValueError)
 def machine(c: Devices, where: Topology | None) -> Machine:
   """This machine, or a topology, or as many accelerators as the mesh has.
-
-  Raises UserError if the mesh does not fit the devices, or their memory is
-  unknown.
-  """
+  Raises UserError if the mesh does not fit, or their memory is unknown."""
   there = spec.here() if where is None else where.target
   axes = Axes(**c.mesh).filled(there.devices)
   if where is not None and axes.devices != there.devices:
@@ -91,7 +84,6 @@ def machine(c: Devices, where: Topology | None) -> Machine:
 
 
 def _show(this: Run, phase: Phase) -> None:
-  """Prints the memory plans of a phase of the run."""
   c, plans, axes = phase.config, phase.memory, this.machine.axes
   when = f" from step {phase.since}" if this.config.run.phases else ""
   kind = "CPU devices" if this.policy.target.on_cpu else "accelerators"

@@ -7,7 +7,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,20 +23,11 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import (
-  clock,
-  events,
-  folder,
-  intact,
-  lines,
-  metrics,
-)
+from brorl_jax.runs import clock, events, folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
+from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts.base import Example
-
-if TYPE_CHECKING:
-  from brorl_jax.stages.scoring import Scorer
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
 _CORES_EVERY = 10  # steps between two warnings of the cores
@@ -49,17 +40,14 @@ def records(
   c: Config,
   how: RolloutPlan,
   examples: Examples,
-  scorer: "Scorer",
+  scorer: Scorer,
   params: PyTree,
   prompts: Sequence[Example],
   *,
   first: int = 0,
 ) -> evaluate.Chunks:
-  """The records of held-out prompts from number `first` on.
-
-  They are sampled as `c` says. Every evaluation uses the same random numbers:
-  rollout n of example p draws from (seed, 0, p, n).
-  """
+  """The records of held-out prompts from number `first` on, sampled as `c`
+  says: rollout n of example p draws from (seed, 0, p, n) every time."""
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
 
@@ -84,7 +72,7 @@ def records(
 def records_of_step(
   this: Run,
   examples: Examples,
-  scorer: "Scorer",
+  scorer: Scorer,
   step: int,
   params: PyTree,
   prompts: Sequence[Example],
@@ -101,7 +89,7 @@ class Recorder:
 
   Its methods are those of `train.StepRecorder`. Of many processes number 0
   reads and writes the files, and the others learn what it found. As a context
-  it records how the run ended, and closes the files.
+  it records how the run ended.
   """
 
   c: Config
@@ -187,7 +175,6 @@ class Recorder:
       self._trace(done + 1)
 
   def _record_start(self, done: int) -> None:
-    """Records a start or resume, and what is not as it was before."""
     if done >= 0 and (found := folder.differences(self.workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
       self.warn(
@@ -290,9 +277,7 @@ class Recorder:
     drawn: types.Groups,
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.
-
-    Where no group was kept, all that were drawn, without advantages.
-    """
+    Where no group was kept, all that were drawn, without advantages."""
     if not self._open:
       return
     trained = {"advantage": credit.advantage, "counts": credit.counts}
@@ -321,7 +306,6 @@ class Recorder:
     return processes.first(self._evaluated(step, found) if leads else 0.0)
 
   def _evaluated(self, step: int, found: list[dict[str, Any]]) -> float:
-    """Writes the records of an evaluation; returns its pass@1."""
     evaluate.check_invalid(found)
     invalid = [one for one in found if one["status"] == "invalid"]
     failed = [(one["task"], one["reason"]) for one in invalid]
@@ -373,7 +357,6 @@ class Recorder:
       self._end(why, status)
 
   def _how(self, error: Exception | None) -> tuple[str, int]:
-    """Why the run ends, and the status of the process."""
     if isinstance(error, UserError):
       return str(error), error.status
     if error is not None:
@@ -395,10 +378,8 @@ class Recorder:
 def samples(
   step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
 ) -> Iterator[dict[str, Any]]:
-  """A response to each of some prompts, right and wrong ones in turn.
-
-  The first prompts that the step trains on, then the first of the others.
-  """
+  """A response to each of some prompts, right and wrong ones in turn: the first
+  prompts that the step trains on, then the first of the others."""
   trained = np.isin(drawn.prompts.index, kept.prompts.index)
   reward = drawn.scores.reward
   for i, p in enumerate(np.argsort(~trained, kind="stable")[:_SAMPLES]):
@@ -411,9 +392,7 @@ def samples(
     verdict = scored.verdict
     yield {
       "step": step,
-      "id": example.id,
-      "domain": example.domain,
-      "task": example.task,
+      **{name: getattr(example, name) for name in ("id", "domain", "task")},
       "kept": bool(trained[p]),
       "prompt": examples.asked(example),
       "response": examples.decode([ids])[0],
@@ -452,10 +431,8 @@ def visits(
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
-  """The first right and wrong response with prompt and verdict, as text.
-
-  Of each at most `most` characters are shown.
-  """
+  """The first right and wrong response with prompt and verdict, as text; of
+  each part at most `most` characters."""
   shown = []
   for passed in (True, False):
     some = [x for x in found if "response" in x and x["pass"] == passed]

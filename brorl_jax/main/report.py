@@ -27,7 +27,8 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
     read.append(load_runs.read(folder, name))
     progress.step(len(read), name)
     # At once: reading the next run may take minutes.
-    refuse_differences(read[0], read[-1])
+    for difference in _differences(read[0], read[-1]):
+      raise UserError(f"{names[0]} and {name} cannot be compared: {difference}")
   publish(read, workdirs[0])
 
 
@@ -62,16 +63,8 @@ def write(data: compare.Json, out: pathlib.Path) -> None:
     ) from None
 
 
-def refuse_differences(first: LoadedRun, other: LoadedRun) -> None:
-  """Raises UserError with the first difference that forbids a comparison."""
-  for difference in _differences(first, other):
-    raise UserError(
-      f"{first.name} and {other.name} cannot be compared: {difference}"
-    )
-
-
 def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
-  """Differences in the held-out prompts and in how they were measured."""
+  """What forbids a comparison: other prompts, or otherwise measured."""
   both = (first, other)
   counts = [one.samples_per_prompt for one in both]
   if counts[0] != counts[1]:
@@ -124,7 +117,6 @@ def _measured(run: LoadedRun) -> dict[str, Any]:
 
 
 def _sets(what: str, a: set[Any], b: set[Any]) -> Iterator[str]:
-  """The difference of two sets: counts and a few names."""
   only = []
   for which, every, extra in (("first", a, a - b), ("second", b, b - a)):
     names = sorted("/".join(x) if isinstance(x, tuple) else x for x in extra)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax.data import dataset, schema
@@ -65,20 +64,12 @@ class TextPolicy:
   instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def sample(self, prompts: Any, n: int = 1, **how: Any) -> Any:
-    """N responses to a prompt, or to each of several.
+    """N responses to a prompt, or a list of them for each of several.
 
-    Args:
-      prompts: A question, which is completed as `posed` does; a conversation
-        (messages with "role" and "content"), which is not changed; or a list of
-        either.
-      n: Responses per prompt.
-      **how: See `each`.
-
-    Returns:
-      A list of n `Response` for one prompt; a list of such lists for several.
-
-    Raises:
-      ValueError: Names an argument that is out of range or does not fit.
+    A prompt is a question, which is completed as `posed` does, or a
+    conversation (messages with "role" and "content"), which is not changed.
+    `how` is what `each` takes. Raises ValueError, which names an argument that
+    is out of range or does not fit.
     """
     if isinstance(prompts, Mapping):
       raise ValueError(
@@ -110,16 +101,10 @@ class TextPolicy:
     first responses stay the same. Rounding can change a token, because batches
     of other shapes add in another order.
 
-    Args:
-      prompts: Questions or conversations.
-      n: Responses per prompt.
-      temperature: 0 is greedy.
-      top_k: Keeps the k most probable tokens; 0 keeps all.
-      top_p: Keeps the most probable tokens up to this mass.
-      min_p: Keeps tokens with at least this fraction of the largest
-        probability.
-      max_new_tokens: Longest response; None: the policy's default.
-      first: Index p of the first prompt.
+    A temperature of 0 is greedy. `top_k` keeps the k most probable tokens (0:
+    all), `top_p` the most probable ones up to this mass, `min_p` those with at
+    least this fraction of the largest probability. `max_new_tokens` is by
+    default the policy's; `first` is the index p of the first prompt.
     """
     limit = self.max_new_tokens if max_new_tokens is None else max_new_tokens
     counts = {"n": (n, 1), "max_new_tokens": (limit, 1), "seed": (seed, 0)}
@@ -157,10 +142,8 @@ class TextPolicy:
       done += count
 
   def posed(self, question: str | Example, domain: str = "") -> Messages:
-    """A question in the form of the run's prompts; unchanged without a run.
-
-    The instruction of `domain`, or of the example's, follows it.
-    """
+    """A question in the form of the run's prompts, followed by the instruction
+    of `domain`, or of the example's; unchanged without a run."""
     if isinstance(question, str):
       user = {"role": "user", "content": question}
       question = Example("", domain, "", [user], {})
@@ -232,16 +215,12 @@ def load(
 ) -> TextPolicy:
   """Loads a policy onto the first device.
 
-  Args:
-    where: The folder of a run, one of its checkpoints such as
-      runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on
-      the hub, or "" for the policy that comes with this package.
-    step: Step of the run; None: the newest checkpoint.
-    dtype: Dtype of parameters and activations, "float32" or "bfloat16"; None:
-      that of the run, or float32.
-
-  Raises:
-    ValueError: In one line: there is no such policy, or it cannot be read.
+  `where` is the folder of a run, one of its checkpoints such as
+  runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on the
+  hub, or "" for the policy that comes with this package. `step` of a run is by
+  default the newest; `dtype`, "float32" or "bfloat16", of parameters and
+  activations that of the run, or float32. Raises ValueError if there is no such
+  policy, or it cannot be read.
   """
   place = os.path.expanduser(where)
   which = checkpoint_source.locate(place)
@@ -264,19 +243,12 @@ def load(
   return TextPolicy(policy, params, text, step, limit, system, after)
 
 
-# ----------------------------------------------------------------- the command
-
-
 @as_user_error(ValueError)
 def run(
   where: str, *, prompt: Sequence[str], prompts: str | None, **how: Any
 ) -> None:
-  """Answers prompts of flags, a file, or standard input with a policy.
-
-  On a terminal the answers are text. Otherwise each answer is a line of JSON.
-  The policy is that of `load`, and `how` it answers that of `TextPolicy.each`.
-  """
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  """Answers prompts of flags, a file, or standard input with a policy: as text
+  on a terminal, otherwise each answer as a line of JSON."""
   try:
     if prompt and prompts is not None:
       raise ValueError("--prompt and --prompts are both given; keep one")
@@ -315,7 +287,6 @@ def _read(path: str, where: str) -> Sequence[str | Example]:
 
 
 def _typed() -> Iterator[str]:
-  """The prompts on standard input, one per line."""
   ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
   with contextlib.suppress(EOFError):
     while True:
@@ -329,7 +300,6 @@ def _answer(
   judges: Pool | None,
   how: Mapping[str, Any],
 ) -> None:
-  """Prints the responses to prompts, and their verdicts if there are judges."""
   posed = [policy.posed(question) for question in asked]
   plain, right, count = sys.stdout.isatty(), 0, 0
   each = policy.each(posed, **how)
@@ -357,7 +327,6 @@ def _answer(
 
 
 def _show(number: str, response: Response, verdict: Any) -> None:
-  """Prints a response on a terminal."""
   print(f"{number}{response.text}")
   if response.truncated:
     print(f"[cut at {len(response.tokens)} tokens]")
@@ -369,7 +338,7 @@ def _show(number: str, response: Response, verdict: Any) -> None:
 def _as_json(
   n: int, text: str, question: Any, response: Response, verdict: Any
 ) -> dict[str, Any]:
-  """A response, with its verdict in the form of samples.jsonl."""
+  """With its verdict in the form of samples.jsonl."""
   line = {"prompt": text, "sample": n, "response": response.text}
   line |= {"tokens": len(response.tokens), "logp": response.logp}
   line |= {"truncated": response.truncated}

@@ -92,11 +92,8 @@ def _checked(args: list[str]) -> list[str]:
 
 
 def _config_path(given: str) -> str:
-  """A path as given, or the package's file for a name without a suffix.
-
-  Outside the repository configs/n512.py also means the package's file, if there
-  is no such file.
-  """
+  """A path as given, or the package's file: for a name without a suffix, and
+  for configs/n512.py where there is no such file."""
   file, colon, rest = given.partition(":")
   path = pathlib.PurePath(file)
   if path.suffix == "" and len(path.parts) == 1:
@@ -150,7 +147,6 @@ def _cause(error: BaseException) -> str:
 
 
 def _no_field(name: str, fields: list[str], prefix: str) -> str:
-  """The error for an unknown field, with the name that was meant."""
   unknown = f"there is no {prefix}{name}"
   if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
     return f"{unknown}; it is {prefix}{meant} here"
@@ -185,11 +181,7 @@ def typed(
 
 
 def training(c: ConfigDict) -> config.Config:
-  """A parsed config of a run, of which all phases work.
-
-  Raises:
-    UserError: A value is wrong, or sections do not go together in some phase.
-  """
+  """A parsed config of a run; raises UserError if a phase of it cannot work."""
   out = typed(c)
   if out.run.wandb and importlib.util.find_spec("wandb") is None:
     raise UserError(
@@ -235,28 +227,19 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", prompts % c.optim.minibatches == 0, must
   every_one = pool == prompts and c.filter.keep == "all"
-  yield (
-    "data.distinct_prompts",
-    pool == 0 or pool > prompts or every_one,
-    f"0, or more than the {prompts} prompts of a step: some are rejected",
-  )
-  most = c.sampling.max_new_tokens
-  yield (
-    "reward.overlong_buffer",
-    1 <= c.reward.overlong_buffer <= most or not c.reward.overlong_weight,
-    f"1 to max_new_tokens = {most}",
-  )
-  yield from _count_rules(c)
+  holds = pool == 0 or pool > prompts or every_one
+  must = f"0, or more than the {prompts} prompts of a step: some are rejected"
+  yield "data.distinct_prompts", holds, must
+  most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
+  holds = 1 <= buffer <= most or not c.reward.overlong_weight
+  yield "reward.overlong_buffer", holds, f"1 to max_new_tokens = {most}"
   yield (
     "loss.correction",
     not c.run.pipeline or c.loss.correction != "none",
     "other than 'none' with run.pipeline: rollouts then come from the policy "
     "before the last update",
   )
-
-
-def _count_rules(c: config.Config) -> Iterator[Rule]:
-  """Of advantages that follow from the numbers of right and wrong rollouts."""
+  # Of advantages that follow from the numbers of right and wrong rollouts.
   shaped = c.reward.length_weight and c.reward.length_min < 0.0
   yield (
     "advantage.kind",
@@ -266,31 +249,25 @@ def _count_rules(c: config.Config) -> Iterator[Rule]:
     "reward for the share of right rollouts",
   )
   name, most = _first_round(c.sampling), c.sampling.chunk // 4
-  yield (
-    "advantage.k",
-    c.advantage.kind != "pass_at_k" or c.advantage.k <= most,
-    f"at most {name} / 4 = {most}: other groups hold too few wrong ones",
-  )
+  holds = c.advantage.kind != "pass_at_k" or c.advantage.k <= most
+  must = f"at most {name} / 4 = {most}: other groups hold too few wrong ones"
+  yield "advantage.k", holds, must
 
 
 def _first_round(c: Sampling) -> str:
-  """The field of the fewest rollouts of a prompt, which are `c.chunk`."""
   return "rounds[0]" if c.rounds else "n"
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:
-  """How many rollouts a prompt may get."""
   n, chunk = c.n, c.chunk
   must = "at least 2: a rollout is compared with the mean of its group"
   yield "sampling.n", n >= 2, must
   yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
   if c.rounds:
     yield "sampling.rounds", chunk >= 2, "at least 2 in the first round"
-    yield (
-      "sampling.rounds",
-      c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds),
-      f"multiples of the first, {chunk}, the last of them n = {n}",
-    )
+    holds = c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds)
+    must = f"multiples of the first, {chunk}, the last of them n = {n}"
+    yield "sampling.rounds", holds, must
     most = n - c.stop_wrong
     must = f"at most n - stop_wrong = {most}: else no prompt stops"
     yield "sampling.stop_right", c.stop_right <= most, must

@@ -83,23 +83,16 @@ def rules(c: Any) -> Iterator[Rule]:
 
 
 def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
-  """Curves for one N: means over seeds; for the drop, the worst seed.
-
-  Raises:
-    UserError: A value is not finite.
-  """
+  """Curves for one N: means over seeds; for the drop, the worst seed. Raises
+  UserError if a value is not finite."""
   start = time.monotonic()
+  same = "steps", "vocab", "correct", "seeding", "anchor", "centred"
   simulate_key = functools.partial(
     simulator.simulate,
     n=n,
-    steps=c.steps,
-    vocab=c.vocab,
-    correct=c.correct,
-    seeding=c.seeding,
-    anchor=c.anchor,
     surrogate=_SURROGATES[c.surrogate],
     optimizer=optimizer,
-    centred=c.centred,
+    **{name: c[name] for name in same},
   )
   keys = jax.random.split(jax.random.key(c.seed), c.seeds)
   many = jax.device_get(jax.vmap(simulate_key)(keys))

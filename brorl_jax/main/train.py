@@ -38,13 +38,7 @@ from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.resolve import Phase, Run, WithPolicy
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import (
-  checkpoints,
-  events,
-  folder,
-  intact,
-  metrics,
-)
+from brorl_jax.runs import checkpoints, events, folder, intact, metrics
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -53,11 +47,7 @@ from brorl_jax.verdicts.base import Example, posed
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
-_STOPS = (
-  FloatingPointError,
-  train.RunEnded,
-  dynamic_sampling.TooManyInvalid,
-)
+_STOPS = (FloatingPointError, train.RunEnded, dynamic_sampling.TooManyInvalid)
 # A network's file system may show a file late.
 _SEEN_S = 30
 
@@ -104,12 +94,10 @@ def run(
     print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
   if leads:
-    finish(workdir)
+    report.publish([load_runs.read(workdir, workdir.name)], workdir)
 
 
 class _Parts(NamedTuple):
-  """What a run works with, beside its `Run`."""
-
   examples: Examples
   scorer: Scorer
   heldout: list[Example]
@@ -119,10 +107,8 @@ class _Parts(NamedTuple):
 
 @as_user_error(ValueError)
 def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
-  """Reads the data, starts the verifiers and loads the weights.
-
-  They must fit together and, unless `anew`, to what the folder was begun with.
-  """
+  """Reads the data, starts the verifiers and loads the weights; unless `anew`
+  they must fit to what the folder was begun with."""
   before = lambda what: None if anew else folder.stored(workdir, what)
   resolve.refuse_changes(before("functions"), this.functions)
   examples = Examples(this.config, this.text)
@@ -181,7 +167,6 @@ def stages(
 
 
 def _summary(phase: Phase) -> str:
-  """Lines for the log."""
   c = phase.config
   lr, base = resolve.scaled_lr(c), c.optim.lr
   return (
@@ -201,9 +186,7 @@ def _train(
   profile_step: int | None,
 ) -> int | None:
   """The step at which SIGTERM stopped it before the last; None at the end.
-
-  Every error that ends it early is a UserError of one line.
-  """
+  Every error that ends it early is a UserError of one line."""
   c, examples, scorer = this.config, parts.examples, parts.scorer
   data = parts.entries["data"] | parts.entries["functions"]
   before = folder.stored(workdir, "run")
@@ -270,7 +253,6 @@ def _ended(
   *,
   started: bool,
 ) -> UserError:
-  """The error of a run that ended early."""
   again = "fix this and run the same command again"
   if isinstance(error, OSError):
     step = "none" if good is None else good
@@ -288,17 +270,6 @@ def _ended(
   return folder.lost(f"{error}{why}")
 
 
-def finish(workdir: pathlib.Path) -> None:
-  """Writes the page of a finished run."""
-  try:
-    report.publish([load_runs.read(workdir, workdir.name)], workdir)
-  except OSError as e:
-    raise StorageError(
-      f"{intact.one_line(e)}; the last step is saved; fix this and run the "
-      "same command again for the page"
-    ) from None
-
-
 # ----------------------------------------------------- a run of many processes
 
 
@@ -308,10 +279,8 @@ def decisions(
   functions: Mapping[str, Any],
   source: pathlib.Path,
 ) -> dict[str, Any]:
-  """What decides the numbers of a run, which must be the same everywhere.
-
-  Of the weights in `source` the sizes are compared.
-  """
+  """What decides the numbers of a run, which must be the same everywhere: of
+  the weights in `source` the sizes."""
   policy, code = hashlib.sha256(), hashlib.sha256()
   for path in sorted(source.iterdir()):
     if path.suffix == ".json":
@@ -393,10 +362,8 @@ def no_closed_loops() -> Iterator[None]:
 
 
 class Stop:
-  """What all processes agree on at the end of a step.
-
-  The first SIGTERM asks for the end; a second one ends this process at once.
-  """
+  """What all processes agree on at the end of a step. The first SIGTERM asks
+  for the end; a second one ends this process at once."""
 
   asked = False  # by a SIGTERM to any process
 
@@ -422,10 +389,8 @@ class Stop:
 
 @as_user_error(ValueError, FloatingPointError)
 def warmup(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
-  """Trains on pairs, then writes a Hugging Face directory to `workdir`.
-
-  It cannot resume: if it is stopped, the same command starts again.
-  """
+  """Trains on pairs, then writes a Hugging Face directory to `workdir`. If it
+  is stopped, the same command starts again."""
   folder.check_empty(workdir)
   c, source = this.config, this.source.source
   learned, measured, summaries = read_pairs(this)
@@ -473,15 +438,12 @@ def read_pairs(
 
 
 def _layout(c: Warmup) -> PairLayout:
-  """The shape of an update's batches."""
   return PairLayout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
 
 
 def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
-  """Token ids of pairs, as in RL; with data.skip_bad without too long ones.
-
-  Raises ValueError for one that is too long.
-  """
+  """Token ids of pairs, as in RL. Raises ValueError for one that is too long,
+  which data.skip_bad leaves out."""
   c, text, layout = this.config.data, this.text, _layout(this.config)
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
@@ -501,10 +463,8 @@ def _learn(
   measured: list[Pair],
   params: PyTree,
 ) -> tuple[PyTree, list[Look]]:
-  """Trains, prints the progress, and returns it with the parameters.
-
-  `measured` are the pairs held out; `params` are donated.
-  """
+  """Trains, prints the progress, and returns it with the parameters. `measured`
+  are the pairs held out; `params` are donated."""
   c, mesh, layout = this.config.optim, this.mesh, _layout(this.config)
   count = supervised.updates_in(learned, layout, epochs=c.epochs, seed=c.seed)
   adam = "lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm"

@@ -79,9 +79,6 @@ def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
   }
 
 
-# ------------------------------------------------------------------- one run
-
-
 def _run(run: LoadedRun) -> dict[str, Any]:
   spent, last = _spent(run.metrics), run.evaluations[-1].step
   config = {**run.config}  # with the phases that have started
@@ -208,7 +205,6 @@ def _responses(i: int, run: LoadedRun) -> list[dict[str, Any]]:
 
 
 def _what(event: Json) -> str:
-  """All that an event says, as one line."""
   parts = [str(event["why"])] if "why" in event else []
   for name, value in event.items():
     if name in _ASIDE or (name == "changed" and parts):
@@ -221,11 +217,7 @@ def _what(event: Json) -> str:
   return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-# --------------------------------------------------------------- comparisons
-
-
 def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
-  """The points at which runs are compared: equal cost, and their ends."""
   out = list[Comparison]()
   training = [i for i, run in enumerate(summaries) if run["training"]]
   for key, label in EQUAL.items() if len(training) > 1 else ():
@@ -247,10 +239,8 @@ def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
 def _rows(
   runs: Sequence[LoadedRun], points: Sequence[Comparison]
 ) -> Iterator[dict[str, Any]]:
-  """The evaluations in the tables: the start and those that are compared.
-
-  A start that equals that of an earlier run is not repeated.
-  """
+  """The evaluations in the tables: the start, unless it equals that of an
+  earlier run, and those that are compared."""
   starts = []
   for i, run in enumerate(runs):
     labels: dict[int, list[str]] = {}
@@ -268,15 +258,11 @@ def _rows(
       yield {"run": i, "evaluation": j, "at": at}
 
 
-# ---------------------------------------------------------------------- arms
-
-
 def _arms(
   runs: Sequence[LoadedRun],
   summaries: Sequence[Json],
   points: Sequence[Comparison],
 ) -> list[dict[str, Any]]:
-  """Methods with their results: means over the seeds of each."""
   groups: dict[str, dict[Any, int]] = {}
   for i, run in enumerate(runs):
     rest = {k: v for k, v in run.config.items() if k not in _SEED}
@@ -383,7 +369,6 @@ def _paired(
 
 
 def _differences(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
-  """Config fields in which training runs differ, with their values."""
   trained = [run.config for run in runs if run.evaluated is None]
   fields = sorted({field for config in trained for field in config})
   every = ((f, [config.get(f) for config in trained]) for f in fields)

@@ -57,7 +57,6 @@ class LoadedRun:
 
   @property
   def seed(self) -> int | None:
-    """The seed of the run."""
     return self.config.get("run.seed")
 
   @property
@@ -75,18 +74,15 @@ class LoadedRun:
 
   @property
   def samples_per_prompt(self) -> int:
-    """Samples of each held-out prompt."""
     return self.evaluations[0].summary["all"]["samples"]
 
 
 def read(path: pathlib.Path, name: str) -> LoadedRun:
   """Reads a folder of a run or of `--mode=evaluate`, called `name`.
 
-  A run may still be training: its last complete evaluation ends it.
-
-  Raises:
-    UserError: It is neither, has no complete evaluation, is damaged, or its
-      evaluations have different prompts.
+  A run may still be training: its last complete evaluation ends it. Raises
+  UserError if it is neither, has no complete evaluation, is damaged, or its
+  evaluations have different prompts.
   """
   about = _about(path)
   records, curve = (path / "eval" / f"{x}.jsonl" for x in ("records", "curve"))
@@ -146,7 +142,6 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
 
 
 def _about(path: pathlib.Path) -> Json:
-  """The content of config.json."""
   file = path / "config.json"
   try:
     about = json.loads(file.read_text())
@@ -222,7 +217,6 @@ def _each(path: pathlib.Path, check: Callable[[Any], None]) -> Iterator[Any]:
 
 
 def _one_line(path: pathlib.Path, error: Exception) -> str:
-  """An error as one line that names the file and the remedy."""
   line = first_line(error)
   line = line if str(path) in line else f"{path}: {line}"
   return f"{line}; {_REMEDY}"

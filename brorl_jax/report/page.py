@@ -72,9 +72,6 @@ def gain(result: Json) -> str:
   return f"{mean:+.1f}" + ("" if half is None else f" ± {percent(half)}")
 
 
-# -------------------------------------------------------------------- curves
-
-
 class Line(NamedTuple):
   """Points of a run on a plot."""
 
@@ -97,7 +94,6 @@ class Plot(NamedTuple):
 
 
 def _ticks(low: float, high: float, most: int, whole: bool) -> list[float]:
-  """Round numbers from low to high."""
   locator = MaxNLocator(most, steps=(1, 2, 5, 10), integer=whole)
   return [float(x) for x in locator.tick_values(low, high) if low <= x <= high]
 
@@ -182,7 +178,6 @@ def figures(data: Json) -> list[dict[str, Any]]:
 
 
 def _scores(data: Json, axis: Axis, domain: str = "") -> Plot:
-  """Pass@1 of all held-out prompts, or of a domain."""
   label, key, factor = axis
   spent = [
     [factor * (e[key] or 0.0) for e in run["evaluations"]]
@@ -240,9 +235,6 @@ def _pass_at_k(data: Json, domain: str) -> Plot:
     points = [(k, 100 * s[str(k)]) for k in sorted(map(int, s))]
     lines.append(Line(run["name"], style, points))
   return Plot(domain, "k", "%", lines, log2=True)
-
-
-# ---------------------------------------------------------------------- page
 
 
 def document(**content: Any) -> str:

@@ -15,11 +15,9 @@ def mean_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
     half = 1.96 * sqrt(sum((v - mean)^2) / (n - 1) / n)
 
-  Give one value per prompt (its mean over samples), not one per sample:
-  samples of a prompt are not independent. For a gain give the differences.
-
-  Raises:
-    ValueError: Fewer than two values.
+  Give one value per prompt (its mean over samples), not one per sample: samples
+  of a prompt are not independent. For a gain give the differences. Raises
+  ValueError for fewer than two values.
   """
   values, n = values.astype(np.float64), len(values)
   if n < 2:
@@ -53,21 +51,15 @@ def paired_t(
                dof = G - 1
     p (two sides) = I_x(dof / 2, 1 / 2),  x = dof / (dof + t^2)
 
-  The clustered form (CR1, of a regression on a constant) lets prompts of one
-  task rise and fall together; with every pair as a cluster it is the
-  plain one. It needs some tens of clusters to be exact. Differences that are
-  all equal have no spread: t is then 0 if they are 0, and infinite otherwise.
+  The clustered form (CR1, of a regression on a constant; Cameron, Miller 2015,
+  doi:10.3368/jhr.50.2.317, section II) lets prompts of one task rise and fall
+  together; with every pair as a cluster it is the plain one. It needs some tens
+  of clusters to be exact. Differences that are all equal have no spread: t is
+  then 0 if they are 0, and infinite otherwise.
 
-  Args:
-    a: One value per prompt, such as its mean over samples.
-    b: The same prompts in the same order.
-    cluster: Equal numbers for prompts of one cluster.
-
-  Raises:
-    ValueError: Fewer than two pairs or clusters.
-
-  References:
-    Cameron, Miller 2015, doi:10.3368/jhr.50.2.317, section II.
+  `a` and `b` have one value per prompt, such as its mean over samples, in the
+  same order; equal numbers in `cluster` are one cluster. Raises ValueError for
+  fewer than two pairs or clusters.
   """
   n = len(a)
   if not n == len(b) >= 2:

@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,9 +30,9 @@ _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 def file_form(fields: str, domain: str, *, own: bool) -> Form:
   """How the files of a config are read, from `data.fields` and `data.domain`.
 
-  `own` says that the user's own functions give the rewards; then all lines are
-  of one domain. Raises ValueError if the fields cannot be parsed, or the domain
-  is unknown.
+  `own`: the user's own functions give the rewards, and all lines are of one
+  domain. Raises ValueError if the fields cannot be parsed, or the domain is
+  unknown.
   """
   try:
     names = schema.parse(fields, schema.known(DOMAINS))
@@ -63,10 +63,8 @@ def check_data(c: DataConfig, *, own: bool) -> None:
 def read_files(
   c: DataConfig, *, own: bool
 ) -> tuple[dataset.Data, dataset.Data]:
-  """Training and held-out examples; there must be a file.
-
-  Raises ValueError if a file is invalid, or a prompt is on both sides.
-  """
+  """Training and held-out examples of files, of which there must be one. Raises
+  ValueError if a file is invalid, or a prompt is on both sides."""
   of = functools.partial(
     dataset.read,
     form=file_form(c.fields, c.domain, own=own),
@@ -76,27 +74,7 @@ def read_files(
   return dataset.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
 
 
-def _read_lines(
-  train: dataset.Data, held: dataset.Data, read: str, *, own: bool
-) -> Iterator[str]:
-  """Lines for the log: what was read of the files, and what was left out.
-
-  The user's `own` functions receive every column, so that none is unused.
-  """
-  left_out = [*train.skipped, *held.skipped]
-  yield (
-    f"files: {read}; left out {len(left_out)} bad lines; {train.repeats} "
-    "prompts occur more than once"
-  )
-  yield from (f"  left out: {line}" for line in left_out[:_SHOWN_LINES])
-  passed = sorted({*train.columns, *held.columns})
-  if passed and not own:
-    more = ", ..." if len(passed) > _NAMED else ""
-    yield f"unused columns: {', '.join(map(show, passed[:_NAMED]))}{more}"
-
-
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
-  """A line for the log: the share of each domain in a run with files."""
   total = sum(weights.values())
   parts = ", ".join(
     f"{name} {weight / total:.0%}"
@@ -128,20 +106,16 @@ class Examples:
 
   Attributes:
     stop_ids: Tokens that end a response.
-    families: Puzzle families that are generated, with their weights.
+    families: Puzzle families that are generated.
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
     longest: Tokens of the longest prompt so far.
     left_out: Skipped lines of the files: the place, and what is wrong.
     fingerprint: Must be unchanged when a run resumes.
-    log_lines: What was read and what was skipped.
   """
 
   def __init__(self, config: Config, text: tokenizer.Tokenizer):
-    """Reads the files.
-
-    Raises ValueError if a family or file is invalid, or prompts are too long.
-    """
+    """Raises ValueError if a family or file is invalid, or prompts too long."""
     c, seed = config.data, config.run.seed
     self._c, self._text, self._seed = c, text, seed
     self._evaluated = config.eval.prompts
@@ -189,16 +163,25 @@ class Examples:
       self.log_lines.append(_shares(weights, made=made))
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
-    """Reads training examples by domain, and held-out examples."""
     train, held = read_files(self._c, own=own)
-    self.left_out = [str(line) for line in (*train.skipped, *held.skipped)]
+    self.left_out = [*map(str, (*train.skipped, *held.skipped))]
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
     counts = sorted((name, len(some)) for name, some in grouped.items())
     read = ", ".join(f"{name} {count}" for name, count in counts)
-    read = f"{read or 'none to train on'}; held out {len(kept)}"
-    self.log_lines += _read_lines(train, held, read, own=own)
+    self.log_lines.append(
+      f"files: {read or 'none to train on'}; held out {len(kept)}; left out "
+      f"{len(self.left_out)} bad lines; {train.repeats} prompts occur more "
+      "than once"
+    )
+    shown = self.left_out[:_SHOWN_LINES]
+    self.log_lines += [f"  left out: {line}" for line in shown]
+    passed = sorted({*train.columns, *held.columns})
+    if passed and not own:  # own functions receive every column
+      names = ", ".join(map(show, passed[:_NAMED]))
+      more = ", ..." if len(passed) > _NAMED else ""
+      self.log_lines.append(f"unused columns: {names}{more}")
     return grouped, list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:
@@ -300,7 +283,6 @@ class Examples:
     return range(start, start + most)
 
   def _draw(self, step: int, position: int) -> Example:
-    """Candidate `position` of a step."""
     anew = not self._train and not self._c.distinct_prompts
     number = base.candidate_index(step, position) if anew else position
     domain, element = self._order[number]
@@ -348,7 +330,6 @@ class Examples:
 
 
 def _by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:
-  """The examples of each domain, in order."""
   out = collections.defaultdict[str, list[Example]](list)
   for example in examples:
     out[example.domain].append(example)

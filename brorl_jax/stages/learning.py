@@ -60,9 +60,7 @@ def update_policy(
     state,
     mesh,
     logp_of=functools.partial(
-      update.logp_of,
-      temperature=goal.temperature,
-      response_logp=response_logp,
+      update.logp_of, temperature=goal.temperature, response_logp=response_logp
     ),
     kl_term=bool(goal.kl_weight),
   )
@@ -111,7 +109,6 @@ def _theory(
   state: types.State,
   stats: Sequence[Stats],
 ) -> Mapping[str, float | None]:
-  """Its metrics, from the state after the updates and their statistics."""
   if probe is None:
     return theory.unmeasured()
   after = theory.compiled_mass(phase.mass, probe, state.params)
@@ -152,9 +149,7 @@ def reset_reference(
   phase: Phase, state: types.State, progress: RunState
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.
-
-  Returns the reason too, None without a reset.
-  """
+  The text is the reason, None without a reset."""
   if state.reference is None:
     return state, progress, None
   c = phase.config.reference

@@ -41,10 +41,8 @@ def sample_heldout(
   prompts: types.Prompts,
   key: Key[Array, ""],
 ) -> types.Rollouts:
-  """All rollouts of held-out prompts, on the host.
-
-  `c` is the config of the run or of a phase, `params` are this process' copy.
-  """
+  """All rollouts of held-out prompts, on the host; `c` is the config of the run
+  or of a phase, `params` are this process' copy."""
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   mesh = sharding.local_mesh(this.mesh)
   spec = plan.spec(cut, this.text.stop_ids, mesh)
@@ -59,11 +57,8 @@ def stream_rollouts(
   feed: stream.Feed,
   key: Key[Array, ""],
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
-  """For training: finished prompts with their rollouts.
-
-  Each process samples its share of what is in flight; `params` are those of the
-  run, spread over all processes, `key` is that of the step.
-  """
+  """For training: finished prompts with their rollouts. Each process samples
+  its share of what is in flight; `params` are spread over all processes."""
   c, plan = phase.config.sampling, phase.memory.rollouts
   mesh = sharding.local_mesh(this.mesh)
   cut = SamplingParams(temperature=c.temperature)

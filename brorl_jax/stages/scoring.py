@@ -31,15 +31,12 @@ class Scorer:
   """
 
   def __init__(self, c: Reward, examples: Examples):
-    """Starts the worker processes, and imports own functions.
-
-    Raises ValueError if this machine cannot run untrusted programs safely.
-    """
+    """Starts the workers, and imports own functions; raises ValueError if this
+    machine cannot run untrusted programs safely."""
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
     self._pool: Pool | own.Rewards
-    limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
@@ -47,6 +44,7 @@ class Scorer:
         self.functions[field] = {"name": name, "digest": digest}
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
+      limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
       self._pool = Pool(
         {name: domain.verify for name, domain in DOMAINS.items()},
         # A program runs at most four times; beyond that the worker hangs.
@@ -64,9 +62,7 @@ class Scorer:
     step: int | None = None,
   ) -> list[list[ScoredResponse]]:
     """A score for each rollout; equal responses to a prompt are scored once.
-
-    `step` is None in an evaluation.
-    """
+    `step` is None in an evaluation."""
     groups = [
       own.Group(texts, example)
       for example, texts in zip(examples, self.texts(rollouts), strict=True)
@@ -125,7 +121,6 @@ class Scorer:
     )
 
   def _reward(self, example: Example, scored: ScoredResponse) -> float:
-    """As the example's domain says."""
     if self._examples.domain(example).reward == "score" and scored.valid:
       return scored.verdict.score
     return scored.verdict.reward

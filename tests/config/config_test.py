@@ -30,7 +30,6 @@ class Small(Section):
 
   def rules(self):
     yield "rate", self.rate > 0.0, "positive"
-    yield "table.x", self.table["x"] > 0, "positive"
 
 
 LONG = "a number of thousands of digits"
@@ -43,7 +42,6 @@ LONG = "a number of thousands of digits"
     ({"rate": float("nan")}, "rate = nan ... finite"),
     ({"rate": float("inf")}, "rate = inf ... finite"),
     ({"rate": -1.0}, "rate = -1.0 ... positive"),
-    ({"table": {"x": 0}}, "table.x = 0 must be positive"),
     ({"kind": []}, "kind = [] must be one of a, b"),
     ({"rate": "1"}, "rate = '1' must be a number"),
     ({"rate": True}, "rate = True must be a number"),
