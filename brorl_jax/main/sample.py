@@ -101,10 +101,16 @@ class TextPolicy:
     first responses stay the same. Rounding can change a token, because batches
     of other shapes add in another order.
 
-    A temperature of 0 is greedy. `top_k` keeps the k most probable tokens (0:
-    all), `top_p` the most probable ones up to this mass, `min_p` those with at
-    least this fraction of the largest probability. `max_new_tokens` is by
-    default the policy's; `first` is the index p of the first prompt.
+    Args:
+      prompts: Questions or conversations.
+      n: Responses per prompt.
+      temperature: 0 is greedy.
+      top_k: Keeps the k most probable tokens; 0 keeps all.
+      top_p: Keeps the most probable tokens up to this mass.
+      min_p: Keeps tokens with at least this fraction of the largest
+        probability.
+      max_new_tokens: Longest response; None: the policy's default.
+      first: Index p of the first prompt.
     """
     limit = self.max_new_tokens if max_new_tokens is None else max_new_tokens
     counts = {"n": (n, 1), "max_new_tokens": (limit, 1), "seed": (seed, 0)}
@@ -215,12 +221,16 @@ def load(
 ) -> TextPolicy:
   """Loads a policy onto the first device.
 
-  `where` is the folder of a run, one of its checkpoints such as
-  runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on the
-  hub, or "" for the policy that comes with this package. `step` of a run is by
-  default the newest; `dtype`, "float32" or "bfloat16", of parameters and
-  activations that of the run, or float32. Raises ValueError if there is no such
-  policy, or it cannot be read.
+  Args:
+    where: The folder of a run, one of its checkpoints such as
+      runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on
+      the hub, or "" for the policy that comes with this package.
+    step: Step of the run; None: the newest checkpoint.
+    dtype: Dtype of parameters and activations, "float32" or "bfloat16"; None:
+      that of the run, or float32.
+
+  Raises:
+    ValueError: In one line: there is no such policy, or it cannot be read.
   """
   place = os.path.expanduser(where)
   which = checkpoint_source.locate(place)

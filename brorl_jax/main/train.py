@@ -94,7 +94,7 @@ def run(
     print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
   if leads:
-    report.publish([load_runs.read(workdir, workdir.name)], workdir)
+    finish(workdir)
 
 
 class _Parts(NamedTuple):
@@ -268,6 +268,17 @@ def _ended(
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")
+
+
+def finish(workdir: pathlib.Path) -> None:
+  """Writes the page of a finished run."""
+  try:
+    report.publish([load_runs.read(workdir, workdir.name)], workdir)
+  except OSError as e:
+    raise StorageError(
+      f"{intact.one_line(e)}; the last step is saved; fix this and run the "
+      "same command again for the page"
+    ) from None
 
 
 # ----------------------------------------------------- a run of many processes

@@ -29,9 +29,10 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
 
       verify("math", r"It is \\boxed{1/2}.", answer="0.5").status  # "pass"
 
-  `fields` are those of a record of this domain: answer; tests, optionally
-  time_limit; answer, optionally choices; entry; instructions. See
-  `data/dataset.py`. Raises ValueError if one is missing, unknown or unusable.
+  `fields` are those of a record of this domain (`data/dataset.py`): "math" has
+  answer; "code" tests, optionally time_limit; "stem" answer, optionally choices;
+  "gym" entry; "instructions" instructions. Raises ValueError if one is missing,
+  unknown or unusable, or the domain does not exist.
   """
   if domain not in DOMAINS:
     near = did_you_mean(domain, DOMAINS, f"use {', '.join(DOMAINS)}")

@@ -56,8 +56,7 @@ def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
     return state
 
   monkeypatch.setattr(loop, "train", loops)
-  monkeypatch.setattr(train.load_runs, "read", lambda *_: None)
-  monkeypatch.setattr(train.report, "publish", lambda *_: None)
+  monkeypatch.setattr(train, "finish", lambda *_: None)
   two = {"optim.lr": 0.25}
   three = {"optim.lr": 0.5, "sampling.samples": 128}
   phases = ({"from_step": 2, **two}, {"from_step": 3, **three})
