@@ -30,9 +30,9 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
       verify("math", r"It is \\boxed{1/2}.", answer="0.5").status  # "pass"
 
   `fields` are those of a record of this domain (`data/dataset.py`): "math" has
-  answer; "code" tests, optionally time_limit; "stem" answer, optionally choices;
-  "gym" entry; "instructions" instructions. Raises ValueError if one is missing,
-  unknown or unusable, or the domain does not exist.
+  answer; "code" tests, optionally time_limit; "stem" answer, optionally
+  choices; "gym" entry; "instructions" instructions. Raises ValueError if one is
+  missing, unknown or unusable, or there is no such domain.
   """
   if domain not in DOMAINS:
     near = did_you_mean(domain, DOMAINS, f"use {', '.join(DOMAINS)}")
