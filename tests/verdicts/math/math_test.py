@@ -71,7 +71,7 @@ def test_verdicts_do_not_depend_on_the_hash_seed():
     subprocess.check_output(
       [sys.executable, "-c", code],
       cwd=CORPUS.parents[2],
-      env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+      env={"PYTHONHASHSEED": seed, "PYTHONPATH": ".:tests"},
     )
     for seed in ("1", "2")
   }
