@@ -37,12 +37,9 @@ _TPU_TILE = 512  # queries and keys that a splash kernel holds
 
 
 class Real(NamedTuple):
-  """Which tokens are real, where this and causality say who sees whom.
-
-  The real tokens of a prefix and, behind it, of a row have no gap: a prefix is
-  padded on the left only, and own tokens on the left only where the prefix has
-  no real token.
-  """
+  """Which tokens are real, where this and causality say who sees whom. Real
+  tokens of a prefix and, behind it, of a row have no gap: a prefix is padded on
+  the left only, and own tokens on the left only where it has no real token."""
 
   own: Bool[Array, "P 1 Q"] | None  # None: all
   prefix: Bool[Array, "P S"] | None = None
@@ -201,7 +198,6 @@ def _cudnn(
 
 
 def _padded(x: Array, unit: int) -> Array:
-  """With more tokens, so that they are a multiple of `unit`."""
   spare = -x.shape[1] % unit
   return jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
 
