@@ -289,16 +289,8 @@ def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
   high = _number(p.get("beta_fast") or 32.0, "beta_fast")
   if high <= low:
     raise _Unsupported("beta_fast", high, f"not above {low}")
-  return Rope(
-    theta,
-    kind,
-    factor,
-    trained,
-    low=low,
-    high=high,
-    truncate=bool(p.get("truncate", True)),
-    scale=_yarn_scale(p, factor),
-  )
+  truncate, scale = bool(p.get("truncate", True)), _yarn_scale(p, factor)
+  return Rope(theta, kind, factor, trained, low, high, truncate, scale)
 
 
 def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:

@@ -177,7 +177,7 @@ def _rotated_by_product(
 ) -> Float[Array, "P M Q h K"]:
   """`rotate`, where a product with a permutation swaps the halves, exactly.
   Half a head is half of a TPU's 128 lanes: split and joined it is written
-  twice, and compiles in 4 s. The product is .5 % of a 1.5B layer's."""
+  twice, and each compiles for 4 s. The product is .5 % of a 1.5B layer's."""
   join = lambda *parts: jnp.concatenate(parts, axis=-1)
   K = x.shape[-1]
   swap = jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1)
@@ -259,18 +259,15 @@ def attend(
   q = jnp.transpose(
     (q * scale).reshape(P, M, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
   )
-  k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+  own = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), visible
   devices = math.prod(sharding.axes_here(mesh).values())
   each = -(-P * M * H * (Q + S) // devices)
   size = -(-Q // pieces(each, Q, on_cpu=cpu))
   if size == Q:
-    out = _attend(q, shared, (k, v, visible), softcap=softcap)
-  elif cpu:
-    out = _pieces(q, shared, (k, v, visible), size=size, softcap=softcap)
+    out = _attend(q, shared, own, softcap=softcap)
   else:
-    out = attend_in_tiles(
-      q, shared, (k, v, visible), size=size, softcap=softcap
-    )
+    form = _pieces if cpu else attend_in_tiles
+    out = form(q, shared, own, size=size, softcap=softcap)
   out = jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, M, Q, H, K)
   return out.astype(dtype)
 
@@ -305,11 +302,8 @@ def _pieces(
     part = shared
     if shared is not None and shared[2].shape[2] > 1:
       part = (*shared[:2], shared[2][:, :, start:stop])
-    keys = (
-      k[:, :, :, :stop],
-      v[:, :, :, :stop],
-      visible[:, :, start:stop, :stop],
-    )
+    see = visible[:, :, start:stop, :stop]
+    keys = k[:, :, :, :stop], v[:, :, :, :stop], see
     out.append(piece(q[:, :, :, :, start:stop], part, keys))
   return jnp.concatenate(out, axis=4)
 

@@ -281,9 +281,7 @@ def write_pool(
   args = (pool.kv, pool.scale), (kv.astype(pool.kv.dtype), size), block, column
   if not tpu_kernels.writes(pool.kv):
     return BlockPool(*_scatter(*args))
-  heads, whole = (PartitionSpec(None, None, "tensor"), PartitionSpec())
-  if not sharding.axes_here(None):
-    heads = whole
+  heads, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
   kernel = _on_devices(tpu_kernels.write, (heads, heads, whole, whole), heads)
   kv, size = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
   return BlockPool(kv, size)
@@ -382,9 +380,8 @@ def attend_pool(
     kernel = tpu_kernels.row_kernel
   if kernel and apart:
     # Devices of axis `expert` share a key/value head and have its queries.
-    cut = meshes.WITHIN if axes else ()
-    heads, whole = PartitionSpec(None, *cut), PartitionSpec()
-    blocks = PartitionSpec(None, None, *cut[:1])
+    heads, whole = PartitionSpec(None, *meshes.WITHIN), PartitionSpec()
+    blocks = PartitionSpec(None, None, "tensor")
     places = heads, heads, blocks, whole, whole, whole
     form = functools.partial(kernel, softcap=softcap)
     form = _on_devices(form, places, heads)

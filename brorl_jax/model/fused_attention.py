@@ -185,14 +185,9 @@ def _cudnn(
   L = q.shape[1]
   # jax refuses to differentiate odd lengths, and a prompt of 1,024 tokens with
   # the 15,359 inputs of a response is one.
-  even = lambda x: _padded(x, _EVEN)
+  q, k, v = (_padded(x, _EVEN) for x in (q, k, v))
   out = jax.nn.dot_product_attention(
-    even(q),
-    even(k),
-    even(v),
-    scale=scale,
-    is_causal=True,
-    implementation="cudnn",
+    q, k, v, scale=scale, is_causal=True, implementation="cudnn"
   )
   return out[:, :L]
 
@@ -227,8 +222,6 @@ def _splash(
     attn_logits_soft_cap=softcap or None,
     interpret=interpret,
   )
-  ids = None
-  if segment is not None:
-    ids = splash.SegmentIds(*[pad(segment)] * 2)
+  ids = None if segment is None else splash.SegmentIds(*[pad(segment)] * 2)
   out: Any = jax.vmap(kernel)(heads(q * scale), heads(k), heads(v), ids)
   return jnp.swapaxes(out, 1, 2)[:, :L]

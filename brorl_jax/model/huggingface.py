@@ -263,15 +263,13 @@ def stored_layout(
     name = tensor_name(keys, policy)
     turned = keys[-1] == "kernel"
     if not turned:  # a bias is flat there; of its axes only the first is spread
-      flat = (
-        (int(np.prod(policy_shape)),) if keys[-1] == "bias" else policy_shape
-      )
+      flat = (math.prod(policy_shape),) if keys[-1] == "bias" else policy_shape
       spec = spec[: len(flat)]
       return Stored(name, flat, PartitionSpec(*spec), policy_shape, turned)
     first = int("{expert}" in name)
     middle = first + (2 if keys[1] == "o" else 1)
     inputs, outputs = policy_shape[first:middle], policy_shape[middle:]
-    shape = (*policy_shape[:first], int(np.prod(outputs)), int(np.prod(inputs)))
+    shape = (*policy_shape[:first], math.prod(outputs), math.prod(inputs))
     spec = PartitionSpec(*spec[:first], spec[middle], spec[first])
     return Stored(name, shape, spec, policy_shape, turned)
 

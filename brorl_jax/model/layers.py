@@ -247,10 +247,8 @@ def final_norm(
   c: PolicySpec, params: PyTree, x: Float[Array, "*axes D"]
 ) -> Float[Array, "*axes D"]:
   """The norm behind the last layer."""
-  outside = {
-    "embed": params["embed"],
-    "ln_final": _whole(c, params, "ln_final"),
-  }
+  norm = _whole(c, params, "ln_final")
+  outside = {"embed": params["embed"], "ln_final": norm}
   return nnx.merge(_graph(_Outside, c), outside).ln_final(x)
 
 

@@ -88,8 +88,8 @@ class Policy(PolicySpec):
     self, params: PyTree, tokens: Int[Array, "P S"], mask: Bool[Array, "P S"]
   ) -> tuple[Float[Array, "P V"], Prefix]:
     """Reads the prompts once: logits of the first response token, and a cache.
-    Long prompts are read in chunks that attend to earlier ones. `params` may be
-    of `unroll`; tokens are padded on the left."""
+    Long prompts are read in chunks that attend to earlier ones. `unroll` may
+    have made `params`; tokens are padded on the left."""
     last, prefix = self._read(params, tokens, mask)
     return layers.head(self, params, last), prefix
 
@@ -299,11 +299,8 @@ class Policy(PolicySpec):
     stacked = blocks if isinstance(blocks, dict) else None
     xs = (jnp.arange(self.layers), stacked, shared)
     x, (k, v) = jax.lax.scan(layer, x, xs)
-    return (
-      layers.final_norm(self, params, x),
-      jnp.swapaxes(k, 0, 1),
-      jnp.swapaxes(v, 0, 1),
-    )
+    k, v = jnp.swapaxes(k, 0, 1), jnp.swapaxes(v, 0, 1)
+    return layers.final_norm(self, params, x), k, v
 
   @property
   def cache_dtype(self) -> str:
@@ -457,6 +454,5 @@ class Policy(PolicySpec):
       prompts = cache.SharedKeys(shared.k[i], shared.v[i], view.shared)
       out = attend(i, q[:, :, 0], flat(k), flat(v), prompts, view.own)
       x = block.close(x, out[:, :, None])
-    return layers.head(
-      self, weights, layers.final_norm(self, weights, x)[:, :, 0]
-    )
+    x = layers.final_norm(self, weights, x)[:, :, 0]
+    return layers.head(self, weights, x)

@@ -306,10 +306,8 @@ def put_back(tree: PyTree, shardings: PyTree) -> PyTree:
 
 def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
   """A global array from the host copy that every process holds."""
-  sharding = NamedSharding(mesh, spec)
-  return jax.make_array_from_callback(
-    array.shape, sharding, lambda index: array[index]
-  )
+  place = NamedSharding(mesh, spec)
+  return jax.make_array_from_callback(array.shape, place, array.__getitem__)
 
 
 def to_host(array: jax.Array) -> np.ndarray:
