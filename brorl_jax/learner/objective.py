@@ -126,17 +126,9 @@ def loss_and_stats(
   flat = lambda x: x.reshape(-1, *x.shape[2:])
   mask, weight = flat(micro.mask), flat(micro.weight)
   sampled = flat(micro.logp_sampled)
-  logp, entropy = map(
-    flat,
-    response_logp(
-      params,
-      micro.prompt,
-      micro.prompt_mask,
-      micro.response,
-      objective.temperature,
-      micro.trees,
-    ),
-  )
+  texts = micro.prompt, micro.prompt_mask, micro.response
+  found = response_logp(params, *texts, objective.temperature, micro.trees)
+  logp, entropy = map(flat, found)
   logp_old = _old_logp(micro, logp, sampled, objective)
   weights, correction = _corrected(logp_old, sampled, mask, weight, objective)
   loss, ppo = policy_loss(

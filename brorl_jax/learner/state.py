@@ -37,8 +37,8 @@ def adamw(
   max_grad_norm: float,
 ) -> tuple[Optimizer, Schedule]:
   """AdamW after clipping by global norm, and its learning-rate schedule: linear
-  from lr / warmup in `warmup` updates, then constant or, with `total`, a cosine
-  to 0 at that update. Weight decay is decoupled, times the rate."""
+  from lr / warmup to lr in `warmup` updates, then constant or, with `total`, a
+  cosine to 0 at that update. Weight decay is decoupled, times the rate."""
   # From lr / warmup, not from 0: no update is wasted at rate 0.
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
   after = optax.constant_schedule(lr)

@@ -166,9 +166,8 @@ def train(
   place = lambda rows: rows if mesh is None else placed(rows, mesh)
   home = None  # of the moments: where their parameters lie
   if mesh is not None:
-    home = sharding.state_shardings(
-      jax.eval_shape(tx.init, params), params, mesh
-    )
+    shapes = jax.eval_shape(tx.init, params)
+    home = sharding.state_shardings(shapes, params, mesh)
   state = params, jax.jit(tx.init, out_shardings=home)(params)
   del params
   sums = jax.jit(functools.partial(_sums, packed_logp=packed_logp))

@@ -137,13 +137,9 @@ class Mass:
 
   def of_prompts(self, probed: Probe, params: PyTree) -> Float[Array, " P"]:
     """Q of each prompt."""
-    logp, _ = self.response_logp(
-      params,
-      jnp.asarray(probed.prompt),
-      jnp.asarray(probed.prompt_mask),
-      jnp.asarray(probed.response),
-      self.temperature,
-    )
+    arrays = probed.prompt, probed.prompt_mask, probed.response
+    texts = map(jnp.asarray, arrays)
+    logp, _ = self.response_logp(params, *texts, self.temperature)
     total = jnp.sum(jnp.where(probed.mask, logp, 0.0), axis=2)
     return jnp.sum(jnp.where(probed.correct, jnp.exp(total), 0.0), axis=1)
 

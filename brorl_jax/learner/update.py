@@ -108,14 +108,8 @@ def logp_of(
 
   def score(i, out):
     micro = _microbatch(batch, i)
-    logp, _ = response_logp(
-      params,
-      micro.prompt,
-      micro.prompt_mask,
-      micro.response,
-      temperature,
-      micro.trees,
-    )
+    texts = micro.prompt, micro.prompt_mask, micro.response
+    logp, _ = response_logp(params, *texts, temperature, micro.trees)
     return out.at[i].set(logp)
 
   start = jnp.zeros_like(batch.logp_sampled)
@@ -205,11 +199,9 @@ def minibatch_step(
   # they leave room for the activations above.
   home = jax.tree.map(lambda x: x.sharding, state.opt)
   state = dataclasses.replace(state, opt=sharding.on_device(state.opt))
-  most = np.float32(most_norm)
-  state, stats = _apply(state, sums, most, tx=tx, watch=watch)
-  return dataclasses.replace(
-    state, opt=sharding.put_back(state.opt, home)
-  ), stats
+  state, stats = _apply(state, sums, np.float32(most_norm), tx=tx, watch=watch)
+  opt = sharding.put_back(state.opt, home)
+  return dataclasses.replace(state, opt=opt), stats
 
 
 Minibatches = list[list[Batch]]  # the batches of each minibatch
@@ -362,14 +354,7 @@ def update_metrics(
     total += objective.kl_weight * (kl or 0.0)
     total -= objective.entropy_weight * (mean("entropy") or 0.0)
   # The sampler against the trainer, with the parameters that sampled.
-  corrected = {
-    f"correction/{name}": mean(field) if objective.correction else None
-    for name, field in (
-      ("weight_mean", "correction"),
-      ("changed_fraction", "corrected"),
-      ("kl_sampler", "kl_sampler"),
-    )
-  }
+  corrected = mean if objective.correction else lambda name: None
   return {
     "policy/entropy": mean("entropy"),
     "policy/kl_ref": kl,
@@ -380,7 +365,9 @@ def update_metrics(
     # training.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
-    **corrected,
+    "correction/weight_mean": corrected("correction"),
+    "correction/changed_fraction": corrected("corrected"),
+    "correction/kl_sampler": corrected("kl_sampler"),
     "loss/total": total,
     "optim/grad_norm": mean("grad_norm"),
     "update/skipped": float(sum(bool(s.skipped) for s in stats)),
