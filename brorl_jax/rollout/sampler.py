@@ -203,13 +203,9 @@ def rollouts(
     watch(decoding.progress)
   out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
-  return Rollouts(
-    together(out.tokens),
-    together(out.logp),
-    together(out.mask),
-    together(out.truncated),
-    jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
-  )
+  arrays = map(together, (out.tokens, out.logp, out.mask, out.truncated))
+  slot_steps = jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P]
+  return Rollouts(*arrays, slot_steps=slot_steps)
 
 
 def parts_of(P: int, N: int, devices: int) -> int:

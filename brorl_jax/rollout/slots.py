@@ -136,6 +136,7 @@ class RolloutSpec:
     """The programs of a device, for places of prompts on all devices. The
     rollouts of a prompt are cut into `parts`, each with a place."""
     lanes = places if self.lanes is None else self.lanes * parts
+    pool = self.policy.pool_columns
     spec = ProgramSpec(
       self.policy,
       self.sampling,
@@ -144,18 +145,15 @@ class RolloutSpec:
       max_new_tokens=self.max_new_tokens,
       lanes=min(-(-lanes // self.devices), places // self.devices),
       slots=-(-self.slots // parts),
-      columns=page_columns(self.max_new_tokens),
+      columns=pool or page_columns(self.max_new_tokens),
       mesh=self.mesh,
       streams=streams,
+      unchecked=_UNCHECKED if pool else 1,
     )
-    if not self.policy.pool_columns:
+    if not pool:
       return spec
-    spec = dataclasses.replace(
-      spec, columns=self.policy.pool_columns, unchecked=_UNCHECKED
-    )
-    blocks = self.blocks
-    if blocks is None:
-      blocks = spec.lanes * spec.slots * spec.pages
+    all_rows = spec.lanes * spec.slots * spec.pages
+    blocks = all_rows if self.blocks is None else self.blocks
     return dataclasses.replace(spec, blocks=blocks)
 
 
