@@ -73,11 +73,8 @@ class Correction:
     *,
     by_sequence: bool,
   ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """The weights, and where they differ from the plain ratio.
-
-    With `by_sequence` all tokens of a sequence get the geometric mean of its
-    ratios.
-    """
+    """The weights, and where they differ from the plain ratio. By sequence, all
+    tokens get the geometric mean of the sequence's ratios."""
     if by_sequence:
       mean = corrections.mean_log_ratio(logp, logp_sampled, mask)
       logp = jnp.where(mask, mean[:, None], 0.0)
@@ -123,24 +120,15 @@ def loss_and_stats(
   If the unit of the loss is a sequence, its loss stands once for all of its
   tokens. `packing.loss_scale` gives the scales that turn the mean over tokens
   into another mean. The KL and entropy terms are always means over tokens.
-  `micro` is a `Batch` without its leading axis; without `logp_ref` there is no
-  KL term. Statistics have no gradient.
+  `micro` is a `Batch` without its leading axis.
   """
   # Blocks and rows in one axis: every row counts alike, whatever its block.
   flat = lambda x: x.reshape(-1, *x.shape[2:])
   mask, weight = flat(micro.mask), flat(micro.weight)
   sampled = flat(micro.logp_sampled)
-  logp, entropy = map(
-    flat,
-    response_logp(
-      params,
-      micro.prompt,
-      micro.prompt_mask,
-      micro.response,
-      objective.temperature,
-      micro.trees,
-    ),
-  )
+  texts = micro.prompt, micro.prompt_mask, micro.response
+  found = response_logp(params, *texts, objective.temperature, micro.trees)
+  logp, entropy = map(flat, found)
   logp_old = _old_logp(micro, logp, sampled, objective)
   weights, correction = _corrected(logp_old, sampled, mask, weight, objective)
   loss, ppo = policy_loss(
@@ -196,7 +184,6 @@ def _old_logp(micro: Batch, logp, sampled, objective: Objective) -> Array:
 def _corrected(
   logp_old, sampled, mask, weight, objective: Objective
 ) -> tuple[Array | None, dict[str, Mean]]:
-  """Weights of tokens or sequences, and their means as statistics."""
   if objective.correction is None:
     return None, {}
   by_sequence = objective.loss.unit == "sequence"

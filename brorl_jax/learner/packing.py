@@ -37,11 +37,8 @@ _WORTH = 0.8
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The static shapes of batches.
-
-  A microbatch of shorter rollouts has more blocks: as many as have no more
-  positions than one of the longest.
-  """
+  """The static shapes of batches. A microbatch of shorter rollouts has more
+  blocks: as many as have no more positions than one of the longest."""
 
   rows: int  # M, rollouts per block, all of one prompt, at most
   blocks: int  # P, blocks per microbatch of the longest length, on all devices
@@ -68,12 +65,9 @@ class Layout:
 
   @property
   def trees(self) -> list[tuple[int, int]]:
-    """Rows of a microbatch and tokens of a row, for each size of trees.
-
-    The least row has room for a prompt with its longest response. Others have
-    twice as much, and again, up to what a microbatch of blocks has: where
-    responses have little in common but their prompt, few rows read it seldom.
-    """
+    """Rows of a microbatch and tokens of a row, for each size of trees. The
+    least row has room for the longest response, others for twice as much and
+    again: where only the prompt is in common, few rows read it seldom."""
     size = _LEAST_TREES
     while size < self.prompt + self.length:
       size *= 2
@@ -192,11 +186,8 @@ def blocks(
 def plan_blocks(
   source: Source, distinct: Distinct, layout: Layout
 ) -> BlockPlan:
-  """Assigns blocks to lengths.
-
-  What would fill less than half of a microbatch goes to the next length, where
-  each block has at most twice the positions.
-  """
+  """Assigns blocks to lengths. What would fill less than half of a microbatch
+  goes to the next length, where each block has at most twice the positions."""
   by_length = {length: [] for length in layout.lengths}
   for block in blocks(source.rollouts, distinct, layout.rows):
     by_length[next(x for x in layout.lengths if x >= block.length)].append(
@@ -262,7 +253,6 @@ class TreePlan:
   positions: int
 
   def batches(self, source: Source) -> list[Batch]:
-    """Batches of all rows."""
     parts = _parts(self.rows, self.each * MICROBATCHES)
     return [_tree_batch(source, self, part) for part in parts]
 
@@ -270,12 +260,9 @@ class TreePlan:
 def grow(
   prompt: Int[np.ndarray, " S"], text: Int[np.ndarray, "M T"]
 ) -> dict[str, np.ndarray]:
-  """The arrays of a tree.
-
-  Tokens that are read have numbers from 0. A target is a token that is
-  predicted, the same for all responses that begin alike. `text` has distinct
-  responses in lexicographic order, -1 behind each; there `at` is 0.
-  """
+  """The arrays of a tree. A target is a token that is predicted, the same for
+  all responses that begin alike. `text` has distinct responses in lexicographic
+  order, -1 behind each; there `at` is 0."""
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
   new_target = (t >= shared) & (t < length)
@@ -349,9 +336,7 @@ def cut_trees(
   room: tuple[int, int, int],
 ) -> Iterator[tuple[np.ndarray, tuple[int, int, int]]]:
   """Neighbours of one tree, as many as fit, and its size; then of the next.
-
-  Halves of what is too large would fill three quarters of a row on average.
-  """
+  Halves of what is too large would fill three quarters of a row on average."""
   length, shared, read, read_before = _lengths(text[order])
   # What each response adds to a tree that holds the one before it.
   added = np.stack(
@@ -445,11 +430,8 @@ def _tree_batch(
 
 
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
-  """The groups of each minibatch: [minibatches, groups / minibatches].
-
-  Groups are shuffled and stay whole, so a group's advantages, which sum to 0,
-  are in one update.
-  """
+  """The groups of each minibatch: [minibatches, groups / minibatches]. Groups
+  stay whole, so a group's advantages, which sum to 0, are in one update."""
   order = np.random.default_rng(list(seed)).permutation(groups)
   # With one minibatch this is 0, 1, ... for every seed: sums keep their order,
   # and so their rounding.
@@ -478,15 +460,10 @@ def loss_scale(
 
   A loss with one value per rollout, such as GSPO, gets the mean over rollouts,
   or over prompts of their means over rollouts. Rollouts without tokens are not
-  counted.
+  counted: their factor is 0. Returns None if all are 1.
 
-  Returns 0 for rollouts that do not count, and None if all are 1. `unit` says
-  whether the loss has a value per token or per sequence.
-
-  References:
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3.
-    Shao et al. 2024 (GRPO), arXiv:2402.03300, eq. 3.
-    Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783, section 3.2.
+  Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3; Shao et al. 2024 (GRPO),
+  arXiv:2402.03300, eq. 3; Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783, 3.2.
   """
   if unit == "token" and mean == "token":
     return None
@@ -515,9 +492,6 @@ def pack(
   Identical rollouts have the same advantage and, up to rounding, the same
   log-probability, so one row with the count as its weight has the gradient of
   all. With short answers a group of 512 has 10 to 45 distinct rollouts.
-
-  Returns:
-    Batches; blocks of rows in ascending order of length.
   """
   source = Source(prompts, rollouts, advantage, scale)
   distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]

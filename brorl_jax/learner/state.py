@@ -36,15 +36,9 @@ def adamw(
   weight_decay: float,
   max_grad_norm: float,
 ) -> tuple[Optimizer, Schedule]:
-  """AdamW after clipping by global norm, and its learning-rate schedule.
-
-  Args:
-    lr: Peak learning rate.
-    warmup: Updates over which the rate rises linearly from lr / warmup.
-    total: Updates after which the rate has fallen to 0 along a cosine; constant
-      after the warmup if None.
-    weight_decay: Decoupled, multiplied by the learning rate.
-  """
+  """AdamW after clipping by global norm, and its learning-rate schedule: linear
+  from lr / warmup to lr in `warmup` updates, then constant or, with `total`, a
+  cosine to 0 at that update. Weight decay is decoupled, times the rate."""
   # From lr / warmup, not from 0: no update is wasted at rate 0.
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
   after = optax.constant_schedule(lr)
@@ -80,10 +74,8 @@ def initial_state(
   keep_reference: bool,
   offload: str,
 ) -> State:
-  """The state before the first step; arguments as of `state_places`.
-
-  One program makes all of it, so that every leaf is a global array.
-  """
+  """The state before the first step; arguments as of `state_places`. One
+  program makes all of it, so that every leaf is a global array."""
   make, _, places = state_places(
     params, tx, mesh, keep_reference=keep_reference, offload=offload
   )
@@ -98,13 +90,8 @@ def state_places(
   keep_reference: bool,
   offload: str,
 ) -> tuple[Callable[[PyTree], State], State, State]:
-  """The function from parameters to a state, its shapes and its shardings.
-
-  Args:
-    params: Arrays or shapes.
-    keep_reference: Whether the loss has a KL term.
-    offload: What lies in host memory; "moments" moves the reference too.
-  """
+  """The function from parameters, or shapes, to a state, its shapes and its
+  shardings. A reference is for a KL term; see `_OFFLOADED` for `offload`."""
   make = functools.partial(init_state, tx=tx, keep_reference=keep_reference)
   shapes = jax.eval_shape(make, params)
   places = sharding.state_shardings(shapes, shapes.params, mesh)
@@ -117,11 +104,8 @@ def state_places(
 def reset_reference(
   state: State, tx: optax.GradientTransformation, *, reset_optimizer: bool
 ) -> State:
-  """The state with the policy as its reference.
-
-  With `reset_optimizer` the moments start again (ProRL), else they continue
-  (ProRL v2).
-  """
+  """The state with the policy as its reference. With `reset_optimizer` the
+  moments start again (ProRL), else they continue (ProRL v2)."""
   reference = _like(_copied, state.reference, state.params)
   state = dataclasses.replace(state, reference=reference)
   if reset_optimizer:

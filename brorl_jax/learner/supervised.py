@@ -55,10 +55,7 @@ def epoch(
 
   A pair goes into the first row with room. One that fits into no row waits for
   the next update, which begins with it. An update ends when as many pairs wait
-  as it has rows.
-
-  Args:
-    lengths: Tokens of each pair; none is longer than a row.
+  as it has rows. None of the `lengths` is more than a row has tokens.
   """
   rows, waiting = layout.rows * layout.microbatches, collections.deque(order)
   while waiting:
@@ -80,10 +77,8 @@ def epoch(
 def updates(
   pairs: Sequence[Pair], layout: PairLayout, *, seed: int
 ) -> Iterator[tuple[int, list[list[int]]]]:
-  """The epoch, from 0, and the rows of each update, without end.
-
-  The order is shuffled in each epoch anew.
-  """
+  """The epoch, from 0, and the rows of each update, without end. The order is
+  shuffled in each epoch anew."""
   for number in itertools.count():
     order = np.random.default_rng([seed, number]).permutation(len(pairs))
     for rows in epoch(_lengths(pairs), layout, order.tolist()):
@@ -161,27 +156,18 @@ def train(
   heldout: Sequence[Pair] = (),
   mesh: Mesh | None = None,
 ) -> PyTree:
-  """Minimises the negative log-likelihood of the responses.
+  """Minimises the negative log-likelihood of the responses, in `count` updates.
 
-  The count is that of the whole update: neither microbatches nor packing change
-  the loss.
-
-  Args:
-    params: To begin with; donated.
-    pairs: At least one, none longer than a row.
-    count: Updates.
-    look: Receives the losses before the first update, after the last, and some
-      ten times between them.
-    heldout: Pairs that are only measured.
-
-  Raises FloatingPointError if a loss is not finite.
+  The loss is divided by the tokens of the whole update: neither microbatches
+  nor packing change it. `params` are donated; no pair is longer than a row.
+  `look` receives the losses before the first update, after the last, and some
+  ten times between them. Raises FloatingPointError if a loss is not finite.
   """
   place = lambda rows: rows if mesh is None else placed(rows, mesh)
   home = None  # of the moments: where their parameters lie
   if mesh is not None:
-    home = sharding.state_shardings(
-      jax.eval_shape(tx.init, params), params, mesh
-    )
+    shapes = jax.eval_shape(tx.init, params)
+    home = sharding.state_shardings(shapes, params, mesh)
   state = params, jax.jit(tx.init, out_shardings=home)(params)
   del params
   sums = jax.jit(functools.partial(_sums, packed_logp=packed_logp))

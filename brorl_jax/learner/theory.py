@@ -60,12 +60,8 @@ def probe(
 
   Its shapes depend on the arguments alone, not on what was sampled: an update
   that reads it is compiled once, and what it needs can be planned. Longer
-  responses than `tokens`, and rarer ones, are left out, but for their mass.
-
-  Args:
-    rollouts: Of temperature 1 with nothing cut, or the mass is that of the
-      sampling distribution.
-    reward: Raw.
+  responses than `tokens`, and rarer ones, are left out, but for their mass,
+  which is of the sampling distribution. `reward` is raw.
   """
   N, T = rollouts.tokens.shape[1:]
   count, T = min(count, len(reward)), min(tokens, T)
@@ -141,13 +137,9 @@ class Mass:
 
   def of_prompts(self, probed: Probe, params: PyTree) -> Float[Array, " P"]:
     """Q of each prompt."""
-    logp, _ = self.response_logp(
-      params,
-      jnp.asarray(probed.prompt),
-      jnp.asarray(probed.prompt_mask),
-      jnp.asarray(probed.response),
-      self.temperature,
-    )
+    arrays = probed.prompt, probed.prompt_mask, probed.response
+    texts = map(jnp.asarray, arrays)
+    logp, _ = self.response_logp(params, *texts, self.temperature)
     total = jnp.sum(jnp.where(probed.mask, logp, 0.0), axis=2)
     return jnp.sum(jnp.where(probed.correct, jnp.exp(total), 0.0), axis=1)
 
@@ -182,10 +174,8 @@ def measure(
   with Q the mean correct mass of the probe. Where the two agree the step is
   small enough for first-order theory to speak about it. All are None where
   float32 holds the probability of no response, as with hundreds of tokens.
-
-  Args:
-    after: From `Mass.of_prompts`, with the updated parameters.
-    first_order: That sum.
+  `after` is Q of each prompt with the updated parameters, and `first_order`
+  that sum.
   """
   if not probed.probability.any():
     return unmeasured()

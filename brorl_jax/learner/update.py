@@ -44,10 +44,7 @@ def add_gradient(
   response_logp: ResponseLogp,
   objective: Objective,
 ) -> tuple[PyTree, Stats]:
-  """Adds the gradients and statistics of one batch's microbatches.
-
-  Only the first `used` microbatches are computed, whatever C is.
-  """
+  """Adds the gradients and statistics of a batch's `used` microbatches."""
   differentiate = jax.value_and_grad(
     functools.partial(
       loss_and_stats, response_logp=response_logp, objective=objective
@@ -106,22 +103,13 @@ def logp_of(
   *,
   response_logp: ResponseLogp,
 ) -> Float[Array, "C P M T"]:
-  """Log-probabilities of a batch's responses under these parameters.
-
-  For the reference policy, and for the old policy before the first of several
-  minibatches. 0 in unused microbatches.
-  """
+  """Log-probabilities of a batch's responses: by the reference, or by the old
+  policy of several minibatches. 0 in unused microbatches."""
 
   def score(i, out):
     micro = _microbatch(batch, i)
-    logp, _ = response_logp(
-      params,
-      micro.prompt,
-      micro.prompt_mask,
-      micro.response,
-      temperature,
-      micro.trees,
-    )
+    texts = micro.prompt, micro.prompt_mask, micro.response
+    logp, _ = response_logp(params, *texts, temperature, micro.trees)
     return out.at[i].set(logp)
 
   start = jnp.zeros_like(batch.logp_sampled)
@@ -144,11 +132,9 @@ def _apply(
   tx: optax.GradientTransformation,
   watch: Callable[[PyTree], Float[Array, ""]] | None,
 ) -> tuple[State, Stats]:
-  """Applies the mean gradient, or nothing if it cannot be trusted.
-
-  If log-probabilities, loss, gradient or norm are not finite, or the norm is
-  above `most_norm`, parameters and moments stay as they are, bit for bit.
-  """
+  """Applies the mean gradient, or nothing if it cannot be trusted: if
+  log-probabilities, loss, gradient or norm are not finite, or the norm is above
+  `most_norm`, parameters and moments stay as they are, bit for bit."""
   grads, stats = gradient(sums)
   updates, opt = tx.update(grads, state.opt, state.params)
   # From the gradient alone: a condition on the new parameters would need them
@@ -185,16 +171,12 @@ def minibatch_step(
 ) -> tuple[State, Stats]:
   """One optimizer update. `state` is donated; its step does not change.
 
-  A gradient that cannot be trusted is not applied: see `Stats.skipped`.
-  Moments in host memory are on the devices only during the last program.
-
-  Args:
-    batches: One minibatch, from `packing.pack`; each is asked for while the one
-      before it is computed.
-    watch: A function of the parameters, as a `jax.tree_util.Partial`, or None.
-      `Stats.watched` is its change by this update to first order:
-      <d watch / d params, updates>.
-    most_norm: Norm of the gradient above which it is not applied.
+  A gradient that cannot be trusted, or whose norm is above `most_norm`, is not
+  applied: see `Stats.skipped`. Moments in host memory are on the devices only
+  during the last program. Each of the `batches` of the minibatch is asked for
+  while the one before it is computed. `watch` is a function of the parameters,
+  as a `jax.tree_util.Partial`, whose change to first order is `Stats.watched`:
+  <d watch / d params, updates>.
   """
   # On a mesh the zeros lie where the sums will: otherwise the first batch would
   # compile `_add` a second time.
@@ -217,11 +199,9 @@ def minibatch_step(
   # they leave room for the activations above.
   home = jax.tree.map(lambda x: x.sharding, state.opt)
   state = dataclasses.replace(state, opt=sharding.on_device(state.opt))
-  most = np.float32(most_norm)
-  state, stats = _apply(state, sums, most, tx=tx, watch=watch)
-  return dataclasses.replace(
-    state, opt=sharding.put_back(state.opt, home)
-  ), stats
+  state, stats = _apply(state, sums, np.float32(most_norm), tx=tx, watch=watch)
+  opt = sharding.put_back(state.opt, home)
+  return dataclasses.replace(state, opt=opt), stats
 
 
 Minibatches = list[list[Batch]]  # the batches of each minibatch
@@ -238,13 +218,9 @@ def minibatches(
   scale: Callable[[np.ndarray], np.ndarray | None],
 ) -> Minibatches:
   """Shuffles whole groups into minibatches and packs them, on the host.
-
-  Args:
-    counted: False for rollouts that are left out of the loss. They become
-      empty, so that packing drops all of them but one.
-    scale: From the lengths of a minibatch to the factors of its losses, see
-      `packing.loss_scale`.
-  """
+  `counted` is False for rollouts that are left out of the loss. From the
+  lengths of a minibatch `scale` makes its factors, see `packing.loss_scale`."""
+  # What is left out becomes empty, so that packing drops all but one of it.
   keep, rollouts = counted[..., None], kept.rollouts
   if not keep.all():  # otherwise this would copy gigabytes of long rollouts
     rollouts = dataclasses.replace(
@@ -269,11 +245,9 @@ def scored(
   logp_of: Callable[[PyTree, Batch], jax.Array],
   kl_term: bool,
 ) -> Minibatches:
-  """Batches with the log-probabilities that the loss needs, on the host.
-
-  One batch at a time is on the devices. `logp_of` scores a batch by parameters;
-  `kl_term` says whether the loss compares with the reference.
-  """
+  """Batches with the log-probabilities that the loss needs, on the host. One at
+  a time is on the devices, where `logp_of` scores it by parameters. With
+  `kl_term` the loss compares with the reference."""
   scorers = {}
   # From the second minibatch on the policy is not the one that sampled.
   if len(parts) > 1:
@@ -305,11 +279,9 @@ def apply(
   mesh: Mesh,
   step: Callable[[State, Iterable[Batch]], tuple[State, Stats]],
 ) -> tuple[State, list[Stats]]:
-  """One optimizer update per minibatch, each by `step`; see `minibatch_step`.
-
-  A batch is placed when its turn comes: all batches of 128 x 512 rollouts of
-  15,360 tokens are 17 GB.
-  """
+  """One optimizer update per minibatch, each by `step`; see `minibatch_step`. A
+  batch is placed when its turn comes: all batches of 128 x 512 rollouts of
+  15,360 tokens are 17 GB."""
   stats = []
   for part in parts:
     state, part_stats = step(state, (placed(batch, mesh) for batch in part))
@@ -320,11 +292,9 @@ def apply(
 def skipped(
   stats: Sequence[Stats], params: PyTree, step: int
 ) -> tuple[str, ...]:
-  """Why each update of a step that was skipped was.
-
-  Raises FloatingPointError if an update that was applied made a parameter that
-  is not finite: the state must not be saved.
-  """
+  """Why each update of a step that was skipped was. Raises FloatingPointError
+  if one that was applied made a parameter that is not finite: the state must
+  not be saved."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   paths = [
     jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in leaves
@@ -384,14 +354,7 @@ def update_metrics(
     total += objective.kl_weight * (kl or 0.0)
     total -= objective.entropy_weight * (mean("entropy") or 0.0)
   # The sampler against the trainer, with the parameters that sampled.
-  corrected = {
-    f"correction/{name}": mean(field) if objective.correction else None
-    for name, field in (
-      ("weight_mean", "correction"),
-      ("changed_fraction", "corrected"),
-      ("kl_sampler", "kl_sampler"),
-    )
-  }
+  corrected = mean if objective.correction else lambda name: None
   return {
     "policy/entropy": mean("entropy"),
     "policy/kl_ref": kl,
@@ -402,7 +365,9 @@ def update_metrics(
     # training.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
-    **corrected,
+    "correction/weight_mean": corrected("correction"),
+    "correction/changed_fraction": corrected("corrected"),
+    "correction/kl_sampler": corrected("kl_sampler"),
     "loss/total": total,
     "optim/grad_norm": mean("grad_norm"),
     "update/skipped": float(sum(bool(s.skipped) for s in stats)),

@@ -39,11 +39,8 @@ _ACTIVATIONS = {
 
 
 def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
-  """The decoder that `config.json` of a directory describes.
-
-  `dtype` is that of activations and caches. Raises ValueError if the
-  architecture is not supported.
-  """
+  """The decoder that `config.json` of a directory describes, else ValueError.
+  `dtype` is that of activations and caches."""
   if dtype not in ("float32", "bfloat16"):
     raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
   directory = pathlib.Path(directory)
@@ -74,8 +71,6 @@ def from_config(
 
 
 class _Unsupported(ValueError):
-  """A field, its value and what it may be."""
-
   def __init__(self, field: str, value: Any, may: str):
     super().__init__(f"{field} {value!r} is {may}")
 
@@ -185,7 +180,6 @@ def _policy(c: Any, dtype: str) -> Policy:
 
 
 def _heads(c: Any) -> tuple[int, int]:
-  """How many, and the size of each."""
   heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
   if heads % kv_heads:
     raise _Unsupported(
@@ -209,7 +203,6 @@ def _cap(c: Any, field: str, used: bool) -> float:
 
 
 def _experts(c: Any) -> dict[str, Any]:
-  """Fields of a policy whose layers are all routed."""
   for field, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
     if (value := getattr(c, field)) != only:
       raise _Unsupported(field, value, f"not supported, only {only}")
@@ -296,16 +289,8 @@ def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
   high = _number(p.get("beta_fast") or 32.0, "beta_fast")
   if high <= low:
     raise _Unsupported("beta_fast", high, f"not above {low}")
-  return Rope(
-    theta,
-    kind,
-    factor,
-    trained,
-    low=low,
-    high=high,
-    truncate=bool(p.get("truncate", True)),
-    scale=_yarn_scale(p, factor),
-  )
+  truncate, scale = bool(p.get("truncate", True)), _yarn_scale(p, factor)
+  return Rope(theta, kind, factor, trained, low, high, truncate, scale)
 
 
 def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
@@ -356,11 +341,8 @@ def _qwen2(policy: PolicySpec) -> dict[str, Any]:
 
 
 def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
-  """config.json in the spelling of transformers 5 and of 4, and so of vLLM.
-
-  Of a policy from `read_policy`, or made by hand as a Qwen2; `dtype` is that of
-  the weights beside it.
-  """
+  """config.json in the spelling of transformers 5 and of 4, and so of vLLM. A
+  policy without `origin` is written as a Qwen2. `dtype` is of the weights."""
   fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
   fields.pop("auto_map", None)  # points to code that does not come along
   fields |= {"dtype": dtype, "torch_dtype": dtype}

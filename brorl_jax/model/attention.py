@@ -39,10 +39,8 @@ def added(
   values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
   seen: Bool[Array, "*#rows C"] | None = None,
 ) -> Softmax:
-  """The softmax after more keys, whose score is MASKED where unseen.
-
-  With `seen` those are exactly left out, also where nothing was seen before.
-  """
+  """The softmax after more keys, whose score is MASKED where unseen. With
+  `seen` they are exactly left out, also where nothing was seen before."""
   before, total, out = state
   top = jnp.maximum(before, jnp.max(score, axis=-1))
   shrink = jnp.exp(before - top)
@@ -178,11 +176,8 @@ def _rotated_by_product(
   sin: Float[Array, "P #M Q 1 half"],
 ) -> Float[Array, "P M Q h K"]:
   """`rotate`, where a product with a permutation swaps the halves, exactly.
-
   Half a head is half of a TPU's 128 lanes: split and joined it is written
-  twice, and its compiler takes 4 s for each rotation. The product is .5 % of a
-  1.5B layer's.
-  """
+  twice, and each compiles for 4 s. The product is .5 % of a 1.5B layer's."""
   join = lambda *parts: jnp.concatenate(parts, axis=-1)
   K = x.shape[-1]
   swap = jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1)
@@ -225,22 +220,16 @@ def attend(
     out = softmax(cap([q k_shared', q k_own'] * scale)) [v_shared; v_own]
     cap(s) = softcap * tanh(s / softcap), or s if softcap is 0
 
-  The scores of the prefix are one matrix product per prompt and key/value
-  head, [M H/G Q, K] x [K, S], not M small ones. Queries are split into pieces,
-  each with the own keys up to its last query, whose scores the backward pass
+  The scores of the prefix are one matrix product per prompt and key/value head,
+  [M H/G Q, K] x [K, S], not M small ones. Queries are split into pieces, each
+  with the own keys up to its last query, whose scores the backward pass
   computes again. On accelerators this is a kernel of the machine, if it has one
   for these arrays, and else the pieces are tiles of a loop.
 
-  Args:
-    q: Queries, rotated.
-    shared: Keys and values [P,G,S,K] and mask [P,M,Q,S], or None. Axes M and Q
-      of the mask may be 1.
-    own: Keys and values [P,M,G,Q,K] and mask [P,M,Q,Q], which must be causal.
-      Axis M of the mask may be 1.
-    scale: Factor of the scores, usually K^-1/2.
-    mesh: Over which the arrays are spread, outside of `jax.shard_map`.
-    real: Which tokens are real, if the masks say no more than that; a machine's
-      kernel needs it.
+  `shared` is keys and values [P,G,S,K] and mask [P,#M,#Q,S], `own` is
+  [P,M,G,Q,K] and a causal mask [P,#M,Q,Q]; queries and keys are rotated. The
+  arrays are spread over `mesh`, outside of `jax.shard_map`. `real` is given if
+  the masks say no more than which tokens are real; a machine's kernel needs it.
   """
   if real is not None and fused_attention.supports(
     target, q, real, softcap=softcap
@@ -270,28 +259,23 @@ def attend(
   q = jnp.transpose(
     (q * scale).reshape(P, M, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
   )
-  k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+  own = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), visible
   devices = math.prod(sharding.axes_here(mesh).values())
   each = -(-P * M * H * (Q + S) // devices)
   size = -(-Q // pieces(each, Q, on_cpu=cpu))
   if size == Q:
-    out = _attend(q, shared, (k, v, visible), softcap=softcap)
-  elif cpu:
-    out = _pieces(q, shared, (k, v, visible), size=size, softcap=softcap)
+    out = _attend(q, shared, own, softcap=softcap)
   else:
-    out = attend_in_tiles(
-      q, shared, (k, v, visible), size=size, softcap=softcap
-    )
+    form = _pieces if cpu else attend_in_tiles
+    out = form(q, shared, own, size=size, softcap=softcap)
   out = jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, M, Q, H, K)
   return out.astype(dtype)
 
 
 def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
   """The number of pieces of Q queries, so that scores fit a tile of memory.
-
   `each` is the scores of one query, over all rows and heads of a device. On a
-  CPU a tile fits a core's cache.
-  """
+  CPU a tile fits a core's cache."""
   tile = 2**20 if on_cpu else 2**28
   # Every piece is unrolled in the program, which takes time to compile.
   most = 16 if on_cpu else 64
@@ -306,11 +290,9 @@ def _pieces(
   size: int,
   softcap: float,
 ) -> Float[Array, "P G M J Q K"]:
-  """`_attend` for `size` queries at a time, one after the other in the program.
-
-  On a CPU this takes up to a third less time than the loop of
-  `attend_in_tiles`, which other devices need to stay within their memory.
-  """
+  """`_attend` for `size` queries at a time. On a CPU this takes up to a third
+  less time than `attend_in_tiles`, which others need to stay within their
+  memory."""
   k, v, visible = own
   Q = q.shape[4]
   piece = jax.checkpoint(functools.partial(_attend, softcap=softcap))
@@ -320,11 +302,8 @@ def _pieces(
     part = shared
     if shared is not None and shared[2].shape[2] > 1:
       part = (*shared[:2], shared[2][:, :, start:stop])
-    keys = (
-      k[:, :, :, :stop],
-      v[:, :, :, :stop],
-      visible[:, :, start:stop, :stop],
-    )
+    see = visible[:, :, start:stop, :stop]
+    keys = k[:, :, :, :stop], v[:, :, :, :stop], see
     out.append(piece(q[:, :, :, :, start:stop], part, keys))
   return jnp.concatenate(out, axis=4)
 
@@ -481,7 +460,6 @@ def _scores(
   k: Float[Array, "P G *m t K"],
   softcap: float,
 ) -> Float[Array, "P G M J q t"]:
-  """Capped scores, in float32."""
   score = jnp.einsum(
     "...nk,...tk->...nt", _flat(rows, k), k, preferred_element_type=jnp.float32
   ).reshape(*rows.shape[:5], k.shape[-2])
@@ -491,7 +469,6 @@ def _scores(
 def _values(
   weight: Float[Array, "P G M J q t"], v: Float[Array, "P G *m t K"]
 ) -> Float[Array, "P G M J q K"]:
-  """Weighted sums of values, in float32."""
   return jnp.einsum(
     "...nt,...tk->...nk",
     _flat(weight, v),
@@ -503,7 +480,6 @@ def _values(
 def _added(
   sums: Softmax, rows: Array, k: Array, v: Array, see: Array, softcap: float
 ) -> Softmax:
-  """The sums with more keys."""
   seen = see[:, None, :, None]
   score = jnp.where(seen, _scores(rows, k, softcap), MASKED)
   values = lambda weight: _values(weight.astype(rows.dtype), v)
@@ -551,7 +527,6 @@ def _cut(x: Array, at: Array, size: int, axis: int) -> Array:
 def _seen(
   mask: Bool[Array, "P #M #Q S"], at: Array, size: int
 ) -> Bool[Array, "P #M #q S"]:
-  """What a tile of queries sees of the prefix."""
   return mask if mask.shape[2] == 1 else _cut(mask, at, size, 2)
 
 

@@ -61,12 +61,9 @@ class SharedKeys(NamedTuple):
 
 
 class Page(NamedTuple):
-  """C columns of the own keys and values of B rows, in one layer.
-
-  Keys are stored transposed, so that both products of a row run along the last
-  axis: 65 to 370 GFLOP/s per core on a CPU instead of 11 to 15. In int8 every
-  column has a scale.
-  """
+  """C columns of the own keys and values of B rows, in one layer. Keys are
+  stored transposed, so that both products of a row run along the last axis: 65
+  to 370 GFLOP/s per core of a CPU, not 11 to 15. int8 columns have scales."""
 
   k: Float[Array, "B G K C"] | Int[Array, "B G K C"]
   v: Float[Array, "B G C K"] | Int[Array, "B G C K"]
@@ -134,13 +131,10 @@ def attend_pages(
   [R H/G, K] x [K, S]. Parts are merged by their log-sum-exp, so no array ever
   holds all scores of a row.
 
-  Args:
-    pages: The rows' own, oldest first; see `ages`.
-    column: Of the last page; the newest.
-    used: How many of the pages before it hold anything. The others are not
-      read, whatever they are: one program serves any number.
-    limit: Each row sees its columns of age below this.
-    pieces: Of the prompts, see `prompt_softmax`.
+  A row sees the columns of its `pages`, the oldest first, whose age is below
+  `limit`; `column` of the last page is the newest, see `ages`. Of the pages
+  before it only the last `used` are read: one program serves any number.
+  `pieces` are those of `prompt_softmax`.
   """
   A, R, H, K = q.shape
   q *= scale
@@ -170,15 +164,11 @@ def prompt_softmax(
   softcap: float,
   pieces: Sequence[slice] | None = None,
 ) -> Softmax:
-  """What is known of the softmax after the prompts.
+  """What is known of the softmax after the prompts; `q` is scaled.
 
-  A row that sees no prompt has m = -1e30: whatever comes next makes the rest
-  of it vanish.
-
-  Args:
-    q: Queries times the scale.
-    pieces: Columns that are read together, and not at all where no row sees one
-      of them; see `prompt_pieces`. All at once if None.
+  A row that sees no prompt has m = -1e30: whatever comes next makes the rest of
+  it vanish. `pieces` are columns that are read together, and not at all where
+  no row sees one of them, see `prompt_pieces`; None reads all at once.
   """
   A, R, H, K = q.shape
   G = shared.k.shape[1]
@@ -256,11 +246,9 @@ def _page_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
 
 
 class BlockPool(NamedTuple):
-  """Blocks of C columns of keys and values, in one layer.
-
-  Whose they are is said by tables alone. A column of one head is contiguous,
-  keys and values of a token are written at once, and in int8 each has a scale.
-  """
+  """Blocks of C columns of keys and values, in one layer. Whose they are is
+  said by tables alone. A column of one head is contiguous, keys and values of a
+  token are written at once, and in int8 each has a scale."""
 
   kv: (  # keys, then values
     Float[Array, "blocks 2 G C K"] | Int[Array, "blocks 2 G C K"]
@@ -269,12 +257,10 @@ class BlockPool(NamedTuple):
 
 
 def pool_columns(target: Target) -> int:
-  """C, the tokens of a block, that suits an accelerator.
-
-  A row wastes half a block on average: 1 % of 6,000 tokens if C is 128. A GPU's
-  kernel reads 64 columns at a time. A step of a TPU's kernel costs .35 us
-  whatever it loads, the time of 1 MB: blocks are as large as waste allows.
-  """
+  """C, the tokens of a block, that suits an accelerator."""
+  # A row wastes half a block on average: 1 % of 6,000 tokens if C is 128. A
+  # GPU's kernel reads 64 columns at a time. A step of a TPU's kernel costs .35
+  # us whatever it loads, the time of 1 MB: blocks are as large as waste allows.
   return 256 if target.platform == "tpu" else 64
 
 
@@ -285,14 +271,9 @@ def write_pool(
   block: Int[Array, " B"],
   column: Int[Array, " B"],
 ) -> BlockPool:
-  """The pool with one more token of every row, written in place if donated.
-
-  Args:
-    k: Keys, rotated.
-    block: Where each row writes. A row whose block does not exist, such as
-      number `blocks`, is dropped; no two others write to the same place.
-    column: In its block, 0 to C - 1.
-  """
+  """The pool with one more token of every row, written in place if donated. A
+  row whose block does not exist, such as number `blocks`, is dropped; no two
+  others write to the same column of a block."""
   kv, size = jnp.stack([k, v], axis=1), None
   if pool.scale is not None:
     kv, size = quantized(kv)
@@ -300,9 +281,7 @@ def write_pool(
   args = (pool.kv, pool.scale), (kv.astype(pool.kv.dtype), size), block, column
   if not tpu_kernels.writes(pool.kv):
     return BlockPool(*_scatter(*args))
-  heads, whole = (PartitionSpec(None, None, "tensor"), PartitionSpec())
-  if not sharding.axes_here(None):
-    heads = whole
+  heads, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
   kernel = _on_devices(tpu_kernels.write, (heads, heads, whole, whole), heads)
   kv, size = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
   return BlockPool(kv, size)
@@ -331,17 +310,11 @@ def row_attention(
 ) -> Float[Array, "B G J K"]:
   """A softmax after the prompts, ended over the rows' own tokens.
 
-  The simple form: a loop that gathers one block of every table at a time. A
-  row that sees none of its tokens gets what the state says.
-
-  Args:
-    q: Queries, rotated and scaled, J of each key/value head.
-    state: After the prompts.
-    table: Token i of row b lies in block table[b, i // C], in column i % C.
-      Behind the last token anything may stand, also what is no block.
-    first: A row sees its tokens first <= i < stop.
-    stop: At most `most` * C.
-    softcap: Bound of the scores; 0 means none.
+  The simple form: a loop that gathers one block of every table at a time. Token
+  i of row b lies in block table[b, i // C], in column i % C. A row sees its
+  tokens first <= i < stop, where stop is at most `most` * C; if it sees none,
+  it gets what the state says. Behind the last token of a table anything may
+  stand, also what is no block. `q` is rotated and scaled.
   """
   C = pool.kv.shape[3]
   stored = q.dtype if pool.scale is not None else pool.kv.dtype
@@ -388,11 +361,8 @@ def attend_pool(
   softcap: float = 0.0,
   target: Target,
 ) -> Float[Array, "A R H K"]:
-  """Attention of one new token per row; `attend_pages` over a pool.
-
-  The pool has the new token; the rest is as in `row_attention`. If the target
-  has a kernel for these arrays, it computes.
-  """
+  """`attend_pages` over a pool that has the new token, see `row_attention`; by
+  a kernel, if the target has one for these arrays."""
   A, R, H, K = q.shape
   q *= scale
   state = prompt_softmax(q, shared, softcap)
@@ -410,9 +380,8 @@ def attend_pool(
     kernel = tpu_kernels.row_kernel
   if kernel and apart:
     # Devices of axis `expert` share a key/value head and have its queries.
-    cut = meshes.WITHIN if axes else ()
-    heads, whole = PartitionSpec(None, *cut), PartitionSpec()
-    blocks = PartitionSpec(None, None, *cut[:1])
+    heads, whole = PartitionSpec(None, *meshes.WITHIN), PartitionSpec()
+    blocks = PartitionSpec(None, None, "tensor")
     places = heads, heads, blocks, whole, whole, whole
     form = functools.partial(kernel, softcap=softcap)
     form = _on_devices(form, places, heads)
@@ -421,10 +390,8 @@ def attend_pool(
 
 
 def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):
-  """`kernel` on every device for its own key/value heads.
-
-  XLA cannot cut a kernel: it would gather all heads of the pool.
-  """
+  """`kernel` on every device for its own key/value heads. XLA cannot cut a
+  kernel: it would gather all heads of the pool."""
   if not (axes := sharding.axes_here(None)):
     return kernel
   return jax.shard_map(
@@ -475,26 +442,24 @@ def row_kernel(
   """`row_attention` as one kernel of a GPU, by Pallas' Triton backend.
 
   Each row reads the tokens that it sees, once and in place, and its scores stay
-  on chip. On an H100 it reads the keys and values of 512 rows of up
-  to 2,048 tokens at .90 of the rate of a copy, in .19 ms where one gather of
-  all blocks takes 1.2 (bfloat16, jax 0.11.2, 2026-11-26).
+  on chip. On an H100 it reads the keys and values of 512 rows of up to 2,048
+  tokens at .90 of the rate of a copy, in .19 ms where one gather of all blocks
+  takes 1.2 (bfloat16, jax 0.11.2, 2026-11-26). `interpret` runs it without a
+  GPU, as XLA operations.
 
   For every tile of tokens with scores s and values v
 
     m' = max(m, max s)    l' = e^(m-m') l + sum e^(s-m')
                           o' = e^(m-m') o + e^(s-m') v
 
-  and at last o / l. One program for every row and key/value head, which reads
-  nothing that the row does not see. A tile lies in one block or in several.
+  and at last o / l. There is one program for every row and key/value head. A
+  tile lies in one block or in several.
 
-  References:
-    Hydragen, Juravsky et al. 2024, arXiv:2402.05099: the prefix of all rows
-    apart, as a matrix product. FlashAttention, Dao et al. 2022,
-    arXiv:2205.14135: the running softmax. PagedAttention, Kwon et al. 2023,
-    arXiv:2309.06180: blocks behind a table. Flash-Decoding's split of one row
-    over several programs is not done: there are many rows.
-
-  `interpret` runs it without a GPU, as XLA operations.
+  Hydragen, Juravsky et al. 2024, arXiv:2402.05099: the prefix of all rows
+  apart, as a matrix product. FlashAttention, Dao et al. 2022, arXiv:2205.14135:
+  the running softmax. PagedAttention, Kwon et al. 2023, arXiv:2309.06180:
+  blocks behind a table. Flash-Decoding's split of one row over several programs
+  is not done: there are many rows.
   """
   B, G, J, K = q.shape
   tile = _TILE_BYTES // (K * pool.kv.dtype.itemsize)

@@ -37,12 +37,9 @@ _TPU_TILE = 512  # queries and keys that a splash kernel holds
 
 
 class Real(NamedTuple):
-  """Which tokens are real, where this and causality say who sees whom.
-
-  The real tokens of a prefix and, behind it, of a row have no gap: a prefix is
-  padded on the left only, and own tokens on the left only where the prefix has
-  no real token.
-  """
+  """Which tokens are real, where this and causality say who sees whom. Real
+  tokens of a prefix and, behind it, of a row have no gap: a prefix is padded on
+  the left only, and own tokens on the left only where it has no real token."""
 
   own: Bool[Array, "P 1 Q"] | None  # None: all
   prefix: Bool[Array, "P S"] | None = None
@@ -188,20 +185,14 @@ def _cudnn(
   L = q.shape[1]
   # jax refuses to differentiate odd lengths, and a prompt of 1,024 tokens with
   # the 15,359 inputs of a response is one.
-  even = lambda x: _padded(x, _EVEN)
+  q, k, v = (_padded(x, _EVEN) for x in (q, k, v))
   out = jax.nn.dot_product_attention(
-    even(q),
-    even(k),
-    even(v),
-    scale=scale,
-    is_causal=True,
-    implementation="cudnn",
+    q, k, v, scale=scale, is_causal=True, implementation="cudnn"
   )
   return out[:, :L]
 
 
 def _padded(x: Array, unit: int) -> Array:
-  """With more tokens, so that they are a multiple of `unit`."""
   spare = -x.shape[1] % unit
   return jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
 
@@ -231,8 +222,6 @@ def _splash(
     attn_logits_soft_cap=softcap or None,
     interpret=interpret,
   )
-  ids = None
-  if segment is not None:
-    ids = splash.SegmentIds(*[pad(segment)] * 2)
+  ids = None if segment is None else splash.SegmentIds(*[pad(segment)] * 2)
   out: Any = jax.vmap(kernel)(heads(q * scale), heads(k), heads(v), ids)
   return jnp.swapaxes(out, 1, 2)[:, :L]

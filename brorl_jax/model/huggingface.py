@@ -53,10 +53,7 @@ _BESIDE = (
 
 def locate(checkpoint: str) -> pathlib.Path:
   """The directory of a checkpoint, downloaded first if it is a hub's name.
-
-  Args:
-    checkpoint: A directory, "organisation/name", or a name of EMBEDDED.
-  """
+  `checkpoint` is a directory, "organisation/name", or a name of EMBEDDED."""
   if checkpoint in EMBEDDED:
     return EMBEDDED[checkpoint]
   path = pathlib.Path(checkpoint)
@@ -95,15 +92,11 @@ def load(
   Each device reads its own slices from the files, layer by layer: the host
   never holds more than one layer, or one tensor outside of the layers. Damage
   that leaves sizes and finite numbers cannot be seen: the format has no digest.
+  `dtype` is that of activations and caches. Without a mesh the parameters are
+  on the first device.
 
-  Args:
-    dtype: Of activations and caches.
-    mesh: Where the parameters go; the first device if None.
-    param_dtype: Of the parameters, "float32" or "bfloat16".
-
-  Raises:
-    ValueError: Something is missing, unknown, damaged or of the wrong shape.
-      The message names the file and the tensor.
+  Raises ValueError, with the file and the tensor, if something is missing,
+  unknown, damaged or of the wrong shape.
   """
   if param_dtype not in ("float32", "bfloat16"):
     raise ValueError(
@@ -136,16 +129,12 @@ def save(
 
   config.json and the weights of an older model are removed first, and
   config.json is written last: a directory that was not finished is not taken
-  for a model.
+  for a model. `policy` is what `load` returned, or a Qwen2 made by hand.
+  Weights have the dtype of `params` unless one is given, and go into several
+  files with an index beyond `shard_bytes`. The tokenizer of directory `source`
+  is copied.
 
-  Args:
-    policy: What `load` returned, or a Qwen2 made by hand.
-    dtype: Of the weights that are written; that of `params` if None.
-    source: Directory whose tokenizer is copied.
-    shard_bytes: Weights beyond it go into several files with an index.
-
-  Raises:
-    ValueError: config.json cannot express this policy.
+  Raises ValueError if config.json cannot express this policy.
   """
   directory = pathlib.Path(directory)
   dtype = str(dtype or jax.tree.leaves(params)[0].dtype)
@@ -225,7 +214,6 @@ def _tensors(stored: PyTree, layers: int) -> dict[str, _Tensor]:
 
 
 def _written(tensor: _Tensor, params: PyTree, dtype: str) -> np.ndarray:
-  """A tensor as it is stored."""
   leaf = functools.reduce(operator.getitem, tensor.keys, params)
   value = np.asarray(leaf[tensor.index]).astype(dtype)
   if tensor.turned:
@@ -275,15 +263,13 @@ def stored_layout(
     name = tensor_name(keys, policy)
     turned = keys[-1] == "kernel"
     if not turned:  # a bias is flat there; of its axes only the first is spread
-      flat = (
-        (int(np.prod(policy_shape)),) if keys[-1] == "bias" else policy_shape
-      )
+      flat = (math.prod(policy_shape),) if keys[-1] == "bias" else policy_shape
       spec = spec[: len(flat)]
       return Stored(name, flat, PartitionSpec(*spec), policy_shape, turned)
     first = int("{expert}" in name)
     middle = first + (2 if keys[1] == "o" else 1)
     inputs, outputs = policy_shape[first:middle], policy_shape[middle:]
-    shape = (*policy_shape[:first], int(np.prod(outputs)), int(np.prod(inputs)))
+    shape = (*policy_shape[:first], math.prod(outputs), math.prod(inputs))
     spec = PartitionSpec(*spec[:first], spec[middle], spec[first])
     return Stored(name, shape, spec, policy_shape, turned)
 

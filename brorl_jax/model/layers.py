@@ -52,8 +52,6 @@ class _Norm(nnx.Module):
 
 
 class _Kernel(nnx.Module):
-  """A weight that several products use."""
-
   def __init__(self, shape: tuple[int, ...], *, rngs: nnx.Rngs):
     self.kernel = nnx.Param(
       nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32)
@@ -102,8 +100,6 @@ def _as_matrices(
 
 
 class _Outside(nnx.Module):
-  """The modules outside of the layers: embedding and last norm."""
-
   def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
     init = nnx.initializers.normal(0.02)
     self.embed = nnx.Embed(c.vocab, c.width, embedding_init=init, rngs=rngs)
@@ -251,10 +247,8 @@ def final_norm(
   c: PolicySpec, params: PyTree, x: Float[Array, "*axes D"]
 ) -> Float[Array, "*axes D"]:
   """The norm behind the last layer."""
-  outside = {
-    "embed": params["embed"],
-    "ln_final": _whole(c, params, "ln_final"),
-  }
+  norm = _whole(c, params, "ln_final")
+  outside = {"embed": params["embed"], "ln_final": norm}
   return nnx.merge(_graph(_Outside, c), outside).ln_final(x)
 
 
@@ -294,11 +288,9 @@ def token_logp(
   tokens: Int[Array, "P M"],
   temperature: float = 1.0,
 ) -> tuple[Float[Array, "P M"], Float[Array, "P M"]]:
-  """Log-probability of each token, and entropy, from hidden states.
-
-  Tiles of tokens and of the vocabulary: memory does not grow with V, except for
-  the embedding and its gradient.
-  """
+  """Log-probability of each token, and entropy, from hidden states. In tiles of
+  tokens and of the vocabulary: memory does not grow with V, except for the
+  embedding and its gradient."""
   P, M = tokens.shape
   devices = math.prod(sharding.axes_here(c.mesh).values())
   rows, block = vocabulary.tile_shape(
@@ -320,11 +312,9 @@ def _whole(c: PolicySpec, params: PyTree, name: str) -> PyTree:
 
 
 def rematerialized(layer: Callable, remat: str) -> Callable:
-  """`layer` with a backward pass that recomputes what `remat` says.
-
-  A scan stores residuals of all layers in zeroed buffers. Recomputing whole
-  layers took .20 CPU-s per update of the embedded policy, storing all .25.
-  """
+  """`layer` with a backward pass that recomputes what `remat` says. A scan
+  stores residuals of all layers in zeroed buffers: recomputing whole layers
+  took .20 CPU-s per update of the embedded policy, storing all .25."""
   if remat == "nothing":
     return layer
   keep = jax.checkpoint_policies
@@ -481,12 +471,9 @@ def routed(
 
   Nothing is dropped: tokens are sorted by expert and each expert multiplies as
   many rows as chose it. With experts spread over devices every device computes
-  its own and the results are added; weights do not move.
-  `normalize` scales the shares of the chosen ones so that they add up to 1.
-
-  References:
-    Shazeer et al. 2017, arXiv:1701.06538; Yang et al. 2025 (Qwen3),
-    arXiv:2505.09388.
+  its own and the results are added; weights do not move. `normalize` scales the
+  shares of the chosen ones so that they add up to 1. Shazeer et al. 2017,
+  arXiv:1701.06538; Yang et al. 2025 (Qwen3), arXiv:2505.09388.
   """
   n, E = x.shape[0], router.shape[1]
   logits = jnp.matmul(x, router, preferred_element_type=jnp.float32)
@@ -529,12 +516,9 @@ def fused_layer(c: PolicySpec, layer: PyTree) -> PyTree:
 
   A decode step multiplies a few hundred rows: its time is that of reading
   weights and of launching kernels. XLA joins products by itself only where a
-  weight is small, below 32 MB.
-
-  Returns:
-    `qkv` [D,G,J+2,K] in their place, where each key/value head has its J
-    queries, its key and its value, and `gate_up` [D,2,F]. On a mesh heads and F
-    stay on their devices. Routed experts stay as they are.
+  weight is small, below 32 MB. `qkv` [D,G,J+2,K] has the J queries, the key and
+  the value of each key/value head, `gate_up` is [D,2,F]. On a mesh heads and F
+  stay on their devices. Routed experts stay as they are.
   """
   rest = dict(layer)
   G, K = c.kv_heads, c.head_size

@@ -54,21 +54,17 @@ class Policy(PolicySpec):
 
   def cast(self, params: PyTree) -> PyTree:
     """The parameters in `dtype`, except for norms, which compute in float32.
-
     Changes no result, because products convert their weights anyway. A bfloat16
-    copy halves what every decode step reads.
-    """
+    copy halves what every decode step reads."""
     return jax.tree_util.tree_map_with_path(
       lambda path, x: x if path[-1].key == "scale" else x.astype(self.dtype),
       params,
     )
 
   def unroll(self, params: PyTree) -> PyTree:
-    """The parameters as `decode_step` reads them: one dict per layer.
-
-    Made once per call of the sampler, so that no step slices a stacked weight;
-    joined or transposed where that is faster, see `layers.layer_form`.
-    """
+    """The parameters as `decode_step` reads them: one dict per layer. Made once
+    per call of the sampler, so that no step slices a stacked weight; joined or
+    transposed where that is faster, see `layers.layer_form`."""
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
@@ -83,10 +79,8 @@ class Policy(PolicySpec):
   def logits(
     self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
   ) -> Float[Array, "B T V"]:
-    """Next-token logits at every position that is real by the mask.
-
-    Rows are padded on the left or on the right.
-    """
+    """Next-token logits at every position that is real by the mask. Rows are
+    padded on the left or on the right."""
     hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
     return layers.head(self, params, hidden[:, 0])
 
@@ -94,11 +88,8 @@ class Policy(PolicySpec):
     self, params: PyTree, tokens: Int[Array, "P S"], mask: Bool[Array, "P S"]
   ) -> tuple[Float[Array, "P V"], Prefix]:
     """Reads the prompts once: logits of the first response token, and a cache.
-
-    Long prompts are read in chunks that attend to the chunks before them, so
-    that no array has S x S scores. Only the last position gets logits.
-    `params` may be what `unroll` made of them; tokens are padded on the left.
-    """
+    Long prompts are read in chunks that attend to earlier ones. `unroll` may
+    have made `params`; tokens are padded on the left."""
     last, prefix = self._read(params, tokens, mask)
     return layers.head(self, params, last), prefix
 
@@ -141,8 +132,6 @@ class Policy(PolicySpec):
   def _tree_logp(
     self, params: PyTree, trees: Trees, temperature: float
   ) -> tuple[Float[Array, "P E"], Float[Array, "P E"]]:
-    """Log-probability of each target of trees, and entropy."""
-
     def here(params, token, end, parent, target):
       hidden, _, _ = self._own(params, token[:, None], None, end=end[:, None])
       at = jnp.take_along_axis(hidden[:, 0], parent[..., None], axis=1)
@@ -266,12 +255,9 @@ class Policy(PolicySpec):
     segment: Int[Array, "P M Q"] | None = None,
     end: Int[Array, "P M Q"] | None = None,
   ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
-    """Hidden states of rows that attend to themselves and to a prefix.
-
-    And keys and values [P,L,G,Q,K] of each prompt's first row. `segment`
-    restricts attention to tokens of the same number, `end` to ancestors in a
-    tree, see `Trees`.
-    """
+    """Hidden states of rows that attend to themselves and to a prefix, and keys
+    and values [P,L,G,Q,K] of each prompt's first row. `segment` restricts
+    attention to tokens of one number, `end` to ancestors, see `Trees`."""
     seen, real = self._seen(tokens, mask, prefix, segment, end)
     blocks = params["blocks"]
 
@@ -313,19 +299,14 @@ class Policy(PolicySpec):
     stacked = blocks if isinstance(blocks, dict) else None
     xs = (jnp.arange(self.layers), stacked, shared)
     x, (k, v) = jax.lax.scan(layer, x, xs)
-    return (
-      layers.final_norm(self, params, x),
-      jnp.swapaxes(k, 0, 1),
-      jnp.swapaxes(v, 0, 1),
-    )
+    k, v = jnp.swapaxes(k, 0, 1), jnp.swapaxes(v, 0, 1)
+    return layers.final_norm(self, params, x), k, v
 
   @property
   def cache_dtype(self) -> str:
-    """The dtype of the pages, which hold keys and values of responses.
-
-    On a CPU it is float32 even for bfloat16 policies: to write one column, XLA
-    would convert the whole page to float32 and back, at a third of the speed.
-    """
+    """The dtype of the pages, which hold keys and values of responses. On a CPU
+    it is float32 even for bfloat16 policies: to write one column, XLA would
+    convert the whole page to float32 and back, at a third of the speed."""
     return "float32" if self.target.on_cpu else self.dtype
 
   def page(self, rows: int, columns: int) -> list[cache.Page]:
@@ -381,17 +362,13 @@ class Policy(PolicySpec):
   ) -> tuple[Float[Array, "A R V"], list[cache.Page]]:
     """Next-token logits of every row, after one more token of each.
 
-    Args:
-      pages: Cached keys and values, oldest page first; see `cache.ages`.
-      token: The last token of each row, not yet in the cache.
-      length: Response tokens of each row including `token`, whose position is
-        the prompt's length + `length` - 1.
-      which: Index of each row's prompt in its lane's window, 0 to W - 1.
-      column: Column of the last page to which all rows write this token.
-        Attention ignores the order of columns, so rows of any length share it.
-      used: How many pages before the last are read; see `cache.ages`.
-
-    Returns the last page too, with the keys and values of `token`.
+    `token`, the last of each row, is not yet in the cache; its position is the
+    prompt's length + `length` - 1. `which` is the index of each row's prompt in
+    its lane's window. All rows write to `column` of the last page: attention
+    ignores the order of columns, so rows of any length share it. `pages` are
+    the oldest first, and `used` of them before the last are read, see
+    `cache.ages`. Returns the last page too, with the keys and values of
+    `token`.
     """
     *older, newest = pages
     written = []
@@ -424,16 +401,12 @@ class Policy(PolicySpec):
     table: Int[Array, "B most"],
     goes: Bool[Array, "A R"],
   ) -> tuple[Float[Array, "A R V"], list[cache.BlockPool]]:
-    """Next-token logits of every row, after one more token of each.
+    """As `decode_step`, with the rows' own tokens in a pool of each layer.
 
-    Arguments as of `decode_step`, and
-
-      pools: Of each layer; written in place if donated.
-      table: Blocks of each row, see `cache.row_attention`, that of `token` too.
-      goes: Rows that advance. The logits of others mean nothing, and nothing of
-        them is written.
-
-    Returns the pools too, with the keys and values of `token`.
+    `table` has the blocks of each row, see `cache.row_attention`, that of
+    `token` too. Rows advance if `goes`; the logits of others mean nothing, and
+    nothing of them is written. Returns the pools too, written in place if
+    donated.
     """
     blocks, C = pools[0].kv.shape[0], pools[0].kv.shape[3]
     goes = goes.ravel()
@@ -481,6 +454,5 @@ class Policy(PolicySpec):
       prompts = cache.SharedKeys(shared.k[i], shared.v[i], view.shared)
       out = attend(i, q[:, :, 0], flat(k), flat(v), prompts, view.own)
       x = block.close(x, out[:, :, None])
-    return layers.head(
-      self, weights, layers.final_norm(self, weights, x)[:, :, 0]
-    )
+    x = layers.final_norm(self, weights, x)[:, :, 0]
+    return layers.head(self, weights, x)

@@ -68,11 +68,10 @@ def device_bytes() -> int:
 class Rope:
   """How fast each pair of a head's components turns with the position.
 
-  References:
-    default: Su et al. 2021, arXiv:2104.09864. linear: Chen et al. 2023,
-    arXiv:2306.15595. yarn: Peng et al. 2023, arXiv:2309.00071, section 3.
-    llama3: Llama team 2024, arXiv:2407.21783. dynamic is default up to the
-    positions the policy was trained on, and undefined for a cache beyond them.
+  default: Su et al. 2021, arXiv:2104.09864. linear: Chen et al. 2023,
+  arXiv:2306.15595. yarn: Peng et al. 2023, arXiv:2309.00071, section 3. llama3:
+  Llama team 2024, arXiv:2407.21783. dynamic is default up to the positions the
+  policy was trained on, and undefined for a cache beyond them.
   """
 
   theta: float
@@ -178,5 +177,4 @@ class PolicySpec:
 
   @property
   def attention_scale(self) -> float:
-    """The factor of attention scores."""
     return self.query_scale or self.head_size**-0.5

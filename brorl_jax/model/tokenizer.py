@@ -19,7 +19,6 @@ class Template(NamedTuple):
 
   @property
   def digest(self) -> str:
-    """32 hexadecimal digits that change with any character."""
     return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
 
@@ -40,13 +39,8 @@ class Tokenizer:
   """A `tokenizer.json`, read as it stands.
 
   transformers' AutoTokenizer replaces the pre-tokenizer of some directories by
-  the one of their model type; the class used here does not.
-
-  Attributes:
-    stop_ids: Every id that ends a response.
-    pad_id: Of padding; the first of the stop ids where there is none.
-    size: Number of ids.
-    template: In place of the directory's own; None: its own.
+  the one of their model type; the class used here does not. Each of `stop_ids`
+  ends a response; `pad_id` is the first of them where there is no padding.
   """
 
   def __init__(
@@ -143,10 +137,8 @@ def _stop_ids(
 def left_pad(
   prompts: Sequence[Sequence[int]], width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens and mask [P,S], every prompt's last token in the last place.
-
-  Raises ValueError if a prompt is empty, or longer than `width`.
-  """
+  """Tokens and mask [P,S], every prompt's last token in the last place. Raises
+  ValueError if a prompt is empty, or longer than `width`."""
   tokens = np.zeros((len(prompts), width), np.int32)
   mask = np.zeros((len(prompts), width), bool)
   for row, ids in enumerate(prompts):

@@ -52,14 +52,10 @@ def write(
   """A pool with one more token of every row, in place; see `cache.write_pool`.
 
   XLA's scatter on a TPU wants the heads of a token side by side. It would bring
-  the whole pool into that order and back in every step.
-
-  Args:
-    arrays: kv [blocks,2,G,C,K] and scale [blocks,2,G,C] or None.
-    new: What is written, [B,2,G,K] and [B,2,G].
-    block: Where each row writes; no other row writes to its block. A row whose
-      block does not exist is dropped.
-    column: In its block.
+  the whole pool into that order and back in every step. `arrays` are kv
+  [blocks,2,G,C,K] and scale [blocks,2,G,C] or None, and `new` [B,2,G,K] and
+  [B,2,G]. No two rows write to one block; a row whose block does not exist is
+  dropped.
   """
   blocks = len(arrays[0])
   real = (block >= 0) & (block < blocks)
@@ -131,9 +127,7 @@ def row_kernel(
   comes next is known before the kernel begins, so a block is on its way while
   the one before it is at work. A step costs about .35 us whatever it does,
   which is the time of 1 MB, and a block of 256 columns and 2 heads of size 128
-  is 256 KB in bfloat16.
-
-  With `interpret` both kernels are XLA operations, without a TPU.
+  is 256 KB in bfloat16. With `interpret` both kernels run without a TPU.
   """
   _, G, J, K = q.shape
   blocks, C = pool.kv.shape[0], pool.kv.shape[3]
@@ -170,11 +164,9 @@ def _steps(
   blocks: int,
   columns: int,
 ) -> tuple[Array, Array, Array]:
-  """Row and block of every step, and the step at which each row begins.
-
-  A row that sees nothing has one step. Behind the last step, at which a row
-  B would begin, anything may stand.
-  """
+  """Row and block of every step, and the step at which each row begins. A row
+  that sees nothing has one step. Behind the last step, at which a row B would
+  begin, anything may stand."""
   B, most = table.shape
   low = first // columns
   each = jnp.maximum(-(-stop // columns) - low, 1)

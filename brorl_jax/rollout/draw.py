@@ -16,11 +16,9 @@ from jaxtyping import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-  """How logits become the distribution that is sampled and recorded.
-
-  The order is temperature, top-k, top-p, min-p. Each step works on the
-  renormalised result of the previous step.
-  """
+  """How logits become the distribution that is sampled and recorded. The order
+  is temperature, top-k, top-p, min-p, each on the renormalised result of the
+  previous step."""
 
   temperature: float = 1.0  # 0 is greedy: all mass on the likeliest token
   top_k: int = 0  # keep the k likeliest tokens; 0 keeps all
@@ -74,10 +72,8 @@ def _keep(
   limit: float | int,
 ) -> Float[Array, "*axes V"]:
   """Keeps v if the weights of all likelier tokens sum to less than `limit`.
-
   Instead of a sort in which ties stay together, 32 steps of bisection over the
-  2^32 floats find the smallest logit that is kept.
-  """
+  2^32 floats find the smallest logit that is kept."""
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   # Flipping the lower 31 bits of negative floats makes integers that have the
   # order of the floats.
@@ -99,12 +95,9 @@ def _keep(
 
 
 def block_of(V: int) -> int:
-  """Tokens of a block, whose probabilities are summed before any is read.
-
-  The number of blocks is a power of two near the root of V, so that a
-  vocabulary that is sharded over devices stays sharded. If V has no such
-  divisor, it is padded to blocks of 128.
-  """
+  """Tokens of a block, whose probabilities are summed before any is read. The
+  number of blocks is a power of two near the root of V, so that a sharded
+  vocabulary stays sharded. If V has no such divisor, blocks have 128."""
   # V & -V is the largest power of two that divides V: 128 blocks of 1,187 for
   # V = 151,936. A draw then reads 128 + 1,187 numbers, not 151,936.
   blocks = min(V & -V, 2 ** (V.bit_length() // 2))
@@ -137,11 +130,7 @@ def draw_from(
   row: Int[Array, "P N"],
   uniform: Float[Array, "P N"],
 ) -> tuple[Int[Array, "P N"], Float[Array, "P N"]]:
-  """As `draw`, where each number draws from one of R distributions.
-
-  Args:
-    uniform: From 0 to 1, 1 excluded.
-  """
+  """As `draw`, each number, below 1, from one of R distributions."""
   size = block_of(logits.shape[-1])
   top, prob, mass, cdf, total = _summed(logits, size)
   of = lambda x: jnp.take_along_axis(x, row[..., None], axis=1)

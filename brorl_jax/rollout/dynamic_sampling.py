@@ -55,11 +55,8 @@ class RoundPlan(NamedTuple):
     return self.after[-1]
 
   def further(self, reward: Float[np.ndarray, " n"]) -> int:
-    """Rollouts after the next round; those that there are if it stops.
-
-    `reward` is that of all rollouts at the end of a round. Below 1 it counts as
-    wrong, also where no verifier could judge.
-    """
+    """Rollouts after the next round, or as many as there are if it stops. Below
+    1 a reward counts as wrong, also where no verifier could judge."""
     n, right = len(reward), int((reward >= 1.0).sum())
     enough = right >= self.right and n - right >= self.wrong
     at = self.after.index(n)
@@ -102,7 +99,6 @@ def _whole(chunks: list[Groups], most: int) -> Groups:
 
 
 def _rows(groups: Groups) -> list[Groups]:
-  """Each group by itself."""
   one = lambda i: jax.tree.map(lambda x: x[i : i + 1], groups)
   return [one(i) for i in range(len(groups.prompts.index))]
 
@@ -238,7 +234,6 @@ class SharedCandidates(Candidates):
         time.sleep(_LOOK_S)
 
   def publish(self, p: int, good: bool) -> None:
-    """Writes a verdict for the others."""
     self._board.write(self._place[p], str(int(good)))
 
   def end(self) -> None:
@@ -253,7 +248,6 @@ class SharedCandidates(Candidates):
     self._board.clear()
 
   def _learn(self) -> None:
-    """Reads the verdicts of all."""
     notes = self._board.read()
     self._good = {i: note == "1" for i, note in notes.items()}
     # Others have claimed these, perhaps unseen.
@@ -352,13 +346,9 @@ def collect(
   """Draws candidates until `target` groups are kept, or there are no more.
 
   `meanwhile` is other work for the devices. It is called once: when sampling
-  first waits for rewards, or at the end.
-
-  Raises:
-    TooManyInvalid: Verifiers failed on more than `MAX_INVALID` of responses.
-
-  References:
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
+  first waits for rewards, or at the end. Raises TooManyInvalid if verifiers
+  failed on more than `MAX_INVALID` of responses. Yu et al. 2025 (DAPO),
+  arXiv:2503.14476, section 3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
   pending = make(prompts, candidates, target, plan, meanwhile)
@@ -420,12 +410,9 @@ def check_invalid(responses: Iterable[ScoredResponse]) -> None:
 
 
 def expected_pass_rates(groups: Groups) -> dict[str, float | None]:
-  """The share of prompts that binary rewards are expected to keep.
-
-  `pass_rate_predicted` is too low on average, see
-  `filtering.expected_pass_rate`. `pass_rate_at_16` is unbiased, for groups of
-  16; null if a group has fewer rollouts.
-  """
+  """The share of prompts that binary rewards are expected to keep: predicted,
+  too low on average (see `filtering.expected_pass_rate`), and at 16, unbiased
+  for groups of 16, but null if a group has fewer rollouts."""
   right = groups.right.sum(axis=1).tolist()
   drawn = groups.rollouts.drawn.sum(axis=1).tolist()
   rates = [

@@ -209,12 +209,9 @@ def _grouped(
 ) -> tuple[
   Int[Array, "P N"], Int[Array, "P N"], Int[Array, "P N"], Int[Array, " P"]
 ]:
-  """Numbers the distinct prefixes of each prompt.
-
-  Of each rollout `token` is the last, after prefix number `row`. Returns the
-  prefix of each rollout that is `going`, the parent and last token of each
-  prefix, and how many there are.
-  """
+  """Numbers the distinct prefixes of each prompt; `token` is the last of each
+  rollout, after prefix number `row`. Returns the prefix of each rollout that is
+  `going`, the parent and last token of each prefix, and their number."""
   none = jnp.iinfo(jnp.int32).max
   code = jnp.where(going, row * vocab + token, none)
   order = jnp.argsort(code, axis=1)

@@ -181,12 +181,7 @@ def _over_pool(
   pool: Any,
   state: DecodeState,
 ) -> tuple[Any, DecodeState]:
-  """One more token of the rows that have a block for it, see `Blocks`.
-
-  A rollout that began again makes the tokens that it made before: those that
-  are recorded are taken, not drawn, so rounding cannot part the two, and what
-  is recorded is one rollout from its first token to its last.
-  """
+  """One more token of the rows that have a block for it, see `Blocks`."""
   assert state.blocks is not None
   PN, shape = len(state.packed), state.rollout.shape
   held, goes, stalled = slots.give_blocks(
@@ -205,6 +200,8 @@ def _over_pool(
   )
   new = _drawn(spec, queue, state, logits)
   at = (state.rollout, state.length)
+  # A rollout that began again makes the tokens that it made before: what is
+  # recorded is taken, not drawn, so that rounding cannot part the two.
   before = state.packed.at[at].get(mode="fill", fill_value=-1)
   new = jnp.where(before[..., :1] >= 0, before, new)
   token = new[..., 0]
@@ -353,13 +350,10 @@ def segment(
   fewer than one for each lane do: the host may have more. A single page is
   never full, because its columns are reused in a circle, and neither is a pool.
 
-  Args:
-    older: As many pages as there can be before the newest; only read.
-    used: How many of them, the last ones, hold anything.
-    newest: The page to write, or the pool; donated, as is the state.
-    turned: Whether the newest page holds nothing that is still needed, so that
-      writing begins at column 0.
-    limit: Maximum number of steps, rounded up to `spec.unchecked`.
+  `older` are as many pages as there can be before the newest, of which the last
+  `used` hold anything. `newest`, or the pool, is donated, as is the state. If
+  it has nothing that is still needed, it has `turned` and is written from
+  column 0. `limit` is the most steps, rounded up to `spec.unchecked`.
   """
   policy, N = spec.policy, spec.chunk
 
@@ -436,10 +430,8 @@ def resize(
   spec: ProgramSpec, state: DecodeState
 ) -> tuple[Int[Array, " rows"], DecodeState]:
   """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
-
   Returns the row that each slot had, for `moved`, and the state, where blocks
-  of a pool follow their slots.
-  """
+  of a pool follow their slots."""
 
   def resize(state):
     P = state.todo.shape[0] - 1

@@ -69,14 +69,7 @@ def page_columns(max_new_tokens: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramSpec:
-  """The static arguments of every program of one sampling call.
-
-  Dimensions: A lanes of R slots on each device, N rollouts of at most T tokens
-  per place, pages or blocks of C columns.
-
-  Raises:
-    ValueError: The pool has no room for one longest rollout.
-  """
+  """The static arguments of every program of one sampling call."""
 
   policy: Decoder
   sampling: SamplingParams
@@ -140,11 +133,10 @@ class RolloutSpec:
   def program(
     self, places: int, *, parts: int = 1, streams: bool = False
   ) -> ProgramSpec:
-    """The programs of a device, for places of prompts on all devices.
-
-    The rollouts of a prompt are cut into `parts`, each with a place.
-    """
+    """The programs of a device, for places of prompts on all devices. The
+    rollouts of a prompt are cut into `parts`, each with a place."""
     lanes = places if self.lanes is None else self.lanes * parts
+    pool = self.policy.pool_columns
     spec = ProgramSpec(
       self.policy,
       self.sampling,
@@ -153,18 +145,15 @@ class RolloutSpec:
       max_new_tokens=self.max_new_tokens,
       lanes=min(-(-lanes // self.devices), places // self.devices),
       slots=-(-self.slots // parts),
-      columns=page_columns(self.max_new_tokens),
+      columns=pool or page_columns(self.max_new_tokens),
       mesh=self.mesh,
       streams=streams,
+      unchecked=_UNCHECKED if pool else 1,
     )
-    if not self.policy.pool_columns:
+    if not pool:
       return spec
-    spec = dataclasses.replace(
-      spec, columns=self.policy.pool_columns, unchecked=_UNCHECKED
-    )
-    blocks = self.blocks
-    if blocks is None:
-      blocks = spec.lanes * spec.slots * spec.pages
+    all_rows = spec.lanes * spec.slots * spec.pages
+    blocks = all_rows if self.blocks is None else self.blocks
     return dataclasses.replace(spec, blocks=blocks)
 
 
@@ -175,11 +164,8 @@ WHOLE, SPLIT = PartitionSpec(), PartitionSpec(meshes.ROWS)
 def on_devices(
   spec: ProgramSpec, f: Callable, in_specs: Any, out_specs: Any
 ) -> Callable:
-  """`f`, run separately by each row of devices.
-
-  No row waits for another inside a program. Heads and vocabulary may still be
-  sharded within a row, by the compiler.
-  """
+  """`f`, run by each row of devices, of which none waits for another inside.
+  The compiler may still shard heads and vocabulary within a row."""
   if spec.mesh is None:
     return f
   here = PartitionSpec(meshes.rows(spec.mesh))
@@ -242,12 +228,9 @@ def give_blocks(
   busy: Bool[Array, " B"],
   columns: int,
 ) -> tuple[Blocks, Bool[Array, " B"], Bool[Array, " B"]]:
-  """A block of C columns for each busy row whose next token needs one.
-
-  Of the tokens in `length` the last is not in the cache yet; a row that holds
-  no block has 1. Returns the blocks, the rows that advance, and of the others
-  those that hold blocks.
-  """
+  """A block of C columns for each busy row whose next token needs one. The last
+  token of `length` is not cached yet; a row without blocks has 1. Returns the
+  blocks, the rows that advance, and of the others those that hold blocks."""
   B, longest = blocks.table.shape
   row = jnp.arange(B, dtype=jnp.int32)
   need = busy & (blocks.held * columns < length)
@@ -341,10 +324,8 @@ class RolloutQueue(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """All that a decode step changes, except for the cache.
-
-  Scalars have an axis of size 1, so that each device of a mesh has its own.
-  """
+  """All that a decode step changes, except for the cache. Scalars have an axis
+  of size 1, so that each device of a mesh has its own."""
 
   column: Int[Array, " one"]  # that the next step writes; counts steps too
   slot_steps: Int[Array, " one"]  # slots times steps so far
@@ -377,10 +358,8 @@ class DecodeProgress(NamedTuple):
 def pack(
   token: Int[Array, "*axes"], logp: Float[Array, "*axes"]
 ) -> Int[Array, "*axes 2"]:
-  """Tokens and the bits of their float32 log-probabilities, in one array.
-
-  A decode step scatters one position per slot. Two arrays need two scatters.
-  """
+  """Tokens and the bits of their float32 log-probabilities, in one array. A
+  decode step scatters one position per slot. Two arrays need two scatters."""
   bits = jax.lax.bitcast_convert_type(logp, jnp.int32)
   return jnp.stack([token, bits], axis=-1)
 
