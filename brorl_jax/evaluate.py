@@ -205,7 +205,8 @@ def _together(
   draws: Float[np.ndarray, "draws G"],
 ) -> dict[str, Any]:
   """The numbers of several tasks together, by weight: of each task how many
-  prompts, means of the columns of `_numbers`, and bootstrap means of pass@1."""
+  prompts, means of the columns of `_numbers`, and bootstrap means of pass@1.
+  """
   share = weight / weight.sum()
   values = (share @ means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]

@@ -33,7 +33,8 @@ class Prompts:
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
   """N responses to each prompt, right-padded; where a prompt has fewer, empty
-  places follow, see `drawn`."""
+  places follow, see `drawn`.
+  """
 
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
@@ -50,13 +51,15 @@ class Rollouts:
 
   def slot_occupancy(self) -> float:
     """Tokens per slot-step (the prefill wrote one); above 1 where rollouts
-    that begin alike share a row."""
+    that begin alike share a row.
+    """
     written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each,
-    ordered by first index, so that the order does not depend on token ids."""
+    ordered by first index, so that the order does not depend on token ids.
+    """
     # With the length: 0 may be a real token.
     length = self.mask[p].sum(axis=1, keepdims=True)
     content = np.concatenate([self.tokens[p], length], axis=1)
@@ -107,7 +110,9 @@ class Groups(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class RunState:
   """Counters after a step: what a checkpoint holds beside the arrays, as JSON.
-  The functions of runs/run_state.py return new ones."""
+
+  The functions of runs/run_state.py return new ones.
+  """
 
   tokens: int = 0  # generated so far, including those of rejected prompts
   samples: int = 0
@@ -163,7 +168,8 @@ class Judgement(NamedTuple):
 
 class Trees(NamedTuple):
   """Rows of tokens that hold trees, see learner/packing.py: token i sees token
-  j if j <= i < end[j]."""
+  j if j <= i < end[j].
+  """
 
   token: Int[Array, "*C P Q"]
   # One behind the last descendant of a token; 0 marks padding.

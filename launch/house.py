@@ -9,8 +9,8 @@ from brorl_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOUNDS = {  # of the numbers below; they may only fall
-  "lines of the package": 33_050,
-  "lines of the tests": 41_940,
+  "lines of the package": 32_000,
+  "lines of the tests": 41_000,
   "files of the package": 123,
   "files that main.settings loads": 8,
   "files that --mode=simulate loads": 20,

@@ -55,7 +55,8 @@ class Config:
   @functools.cached_property
   def phases(self) -> list[PhaseConfig]:
     """The phases of a run; the first begins with step 1. Raises Wrong for one
-    that is out of order, or changes what may not change."""
+    that is out of order, or changes what may not change.
+    """
     out = [PhaseConfig(1, self, None)]
     for number, given in enumerate(self.run.phases):
       label = f"run.phases[{number}]"
@@ -77,7 +78,8 @@ Made = typing.TypeVar("Made")
 
 def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
   """The config of nested dicts: section -> field -> value. Raises Wrong if a
-  value cannot work, KeyError if one is missing."""
+  value cannot work, KeyError if one is missing.
+  """
   if not isinstance(values, Mapping):
     raise Wrong("", values, "a section: a dict of its fields")
   made = {}

@@ -89,7 +89,8 @@ class Section:
 
   def at_least(self, least: int, *names: str, zero: str = "") -> Iterator[Rule]:
     """The rule that each of these fields is at least `least`; `zero` says what
-    0 means, where it means something else."""
+    0 means, where it means something else.
+    """
     must = f"at least {least}" if least else "0 or positive"
     for name in names:
       good = getattr(self, name) >= least

@@ -76,6 +76,7 @@ class Order:
 
   def fingerprint(self, data: Mapping[str, str]) -> dict[str, str]:
     """What affects the order and its examples, for `refuse_changes`.
+
     `data` has a digest of each source's examples, or of its generator.
     """
     first = [self[i] for i in range(_PINNED)]

@@ -304,6 +304,7 @@ def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
 
 def refuse_overlap(train: Data, heldout: Data) -> None:
   """Refuses held-out examples that are also training examples.
+
   Prompts are compared as in `split`. Default ids (file and line) are not
   compared, because files elsewhere may have the same name.
   """
@@ -358,6 +359,7 @@ def read_pairs(
   skip_bad: bool = False,
 ) -> Data:
   """Reads prompts with responses, entry["response"], as `read` reads examples.
+
   `names` maps fields to columns that are named otherwise.
   """
   form = Form(names=names, sole=_PAIR)

@@ -195,6 +195,7 @@ def _of_folder(
   given: str, folder: str, split: str, source: str = "", remedy: str = ""
 ) -> Iterator[File]:
   """The files of a folder, sorted; "" stands for its only split.
+
   Messages name it as `given`; `remedy` is for a folder without files.
   """
   inside = sorted(_inside(pathlib.Path(folder)))

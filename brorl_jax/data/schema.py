@@ -71,6 +71,7 @@ def renamed(
   record: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """The fields that `names` maps to columns, and the other columns.
+
   An object that holds a field stays among the columns as a whole.
   """
   values = {
@@ -118,6 +119,7 @@ def _near(name: str, columns: Iterable[str]) -> str:
 
 def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   """Refuses a column that looks like a misspelt optional field.
+
   Otherwise the column would pass through and the field would count as missing.
   """
   fields = [field for field in optional if len(field) >= _SHORT]
@@ -210,6 +212,7 @@ def _domain(
   record: Mapping[str, Any], domains: Mapping[str, Domain], form: Form
 ) -> tuple[Domain, bool]:
   """The domain of a record, and whether it is the config's default.
+
   A line that names none of ours was not written for this format: its unknown
   fields are columns.
   """

@@ -74,7 +74,8 @@ class Correction:
     by_sequence: bool,
   ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """The weights, and where they differ from the plain ratio. By sequence, all
-    tokens get the geometric mean of the sequence's ratios."""
+    tokens get the geometric mean of the sequence's ratios.
+    """
     if by_sequence:
       mean = corrections.mean_log_ratio(logp, logp_sampled, mask)
       logp = jnp.where(mask, mean[:, None], 0.0)

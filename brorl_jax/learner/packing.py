@@ -38,7 +38,8 @@ _WORTH = 0.8
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """The static shapes of batches. A microbatch of shorter rollouts has more
-  blocks: as many as have no more positions than one of the longest."""
+  blocks: as many as have no more positions than one of the longest.
+  """
 
   rows: int  # M, rollouts per block, all of one prompt, at most
   blocks: int  # P, blocks per microbatch of the longest length, on all devices
@@ -67,7 +68,8 @@ class Layout:
   def trees(self) -> list[tuple[int, int]]:
     """Rows of a microbatch and tokens of a row, for each size of trees. The
     least row has room for the longest response, others for twice as much and
-    again: where only the prompt is in common, few rows read it seldom."""
+    again: where only the prompt is in common, few rows read it seldom.
+    """
     size = _LEAST_TREES
     while size < self.prompt + self.length:
       size *= 2
@@ -187,7 +189,8 @@ def plan_blocks(
   source: Source, distinct: Distinct, layout: Layout
 ) -> BlockPlan:
   """Assigns blocks to lengths. What would fill less than half of a microbatch
-  goes to the next length, where each block has at most twice the positions."""
+  goes to the next length, where each block has at most twice the positions.
+  """
   by_length = {length: [] for length in layout.lengths}
   for block in blocks(source.rollouts, distinct, layout.rows):
     by_length[next(x for x in layout.lengths if x >= block.length)].append(
@@ -262,7 +265,8 @@ def grow(
 ) -> dict[str, np.ndarray]:
   """The arrays of a tree. A target is a token that is predicted, the same for
   all responses that begin alike. `text` has distinct responses in lexicographic
-  order, -1 behind each; there `at` is 0."""
+  order, -1 behind each; there `at` is 0.
+  """
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
   new_target = (t >= shared) & (t < length)
@@ -281,7 +285,8 @@ def grow(
 
 def _lengths(text: Int[np.ndarray, "M T"]) -> tuple[np.ndarray, ...]:
   """Of each response: tokens, those shared with the response before it, those
-  that are read, and those that are read of the response before it."""
+  that are read, and those that are read of the response before it.
+  """
   length = np.sum(text >= 0, axis=1)
   # Responses with a common prefix are neighbours: what one does not share with
   # the one before it, it shares with none before.
@@ -336,7 +341,9 @@ def cut_trees(
   room: tuple[int, int, int],
 ) -> Iterator[tuple[np.ndarray, tuple[int, int, int]]]:
   """Neighbours of one tree, as many as fit, and its size; then of the next.
-  Halves of what is too large would fill three quarters of a row on average."""
+
+  Halves of what is too large would fill three quarters of a row on average.
+  """
   length, shared, read, read_before = _lengths(text[order])
   # What each response adds to a tree that holds the one before it.
   added = np.stack(
@@ -376,7 +383,8 @@ def plan_trees(
   source: Source, distinct: Distinct, shape: tuple[int, int]
 ) -> TreePlan:
   """Puts trees into rows of a shape of `Layout.trees`, the largest first, each
-  where it first fits."""
+  where it first fits.
+  """
   each, tokens = shape
   room = room_of(tokens, source.rollouts.tokens.shape[2])
   found = list(trees(source, distinct, room))
@@ -431,7 +439,8 @@ def _tree_batch(
 
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
   """The groups of each minibatch: [minibatches, groups / minibatches]. Groups
-  stay whole, so a group's advantages, which sum to 0, are in one update."""
+  stay whole, so a group's advantages, which sum to 0, are in one update.
+  """
   order = np.random.default_rng(list(seed)).permutation(groups)
   # With one minibatch this is 0, 1, ... for every seed: sums keep their order,
   # and so their rounding.

@@ -38,7 +38,8 @@ def adamw(
 ) -> tuple[Optimizer, Schedule]:
   """AdamW after clipping by global norm, and its learning-rate schedule: linear
   from lr / warmup to lr in `warmup` updates, then constant or, with `total`, a
-  cosine to 0 at that update. Weight decay is decoupled, times the rate."""
+  cosine to 0 at that update. Weight decay is decoupled, times the rate.
+  """
   # From lr / warmup, not from 0: no update is wasted at rate 0.
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
   after = optax.constant_schedule(lr)
@@ -75,7 +76,8 @@ def initial_state(
   offload: str,
 ) -> State:
   """The state before the first step; arguments as of `state_places`. One
-  program makes all of it, so that every leaf is a global array."""
+  program makes all of it, so that every leaf is a global array.
+  """
   make, _, places = state_places(
     params, tx, mesh, keep_reference=keep_reference, offload=offload
   )
@@ -91,7 +93,8 @@ def state_places(
   offload: str,
 ) -> tuple[Callable[[PyTree], State], State, State]:
   """The function from parameters, or shapes, to a state, its shapes and its
-  shardings. A reference is for a KL term; see `_OFFLOADED` for `offload`."""
+  shardings. A reference is for a KL term; see `_OFFLOADED` for `offload`.
+  """
   make = functools.partial(init_state, tx=tx, keep_reference=keep_reference)
   shapes = jax.eval_shape(make, params)
   places = sharding.state_shardings(shapes, shapes.params, mesh)
@@ -105,7 +108,8 @@ def reset_reference(
   state: State, tx: optax.GradientTransformation, *, reset_optimizer: bool
 ) -> State:
   """The state with the policy as its reference. With `reset_optimizer` the
-  moments start again (ProRL), else they continue (ProRL v2)."""
+  moments start again (ProRL), else they continue (ProRL v2).
+  """
   reference = _like(_copied, state.reference, state.params)
   state = dataclasses.replace(state, reference=reference)
   if reset_optimizer:

@@ -85,7 +85,8 @@ def gradient(sums: tuple[PyTree, Stats]) -> tuple[PyTree, Stats]:
 
 def _dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
   """Sum of products. `vdot` would flatten arrays that are cut along two axes:
-  16 GB of an 8B policy would be gathered on every device."""
+  16 GB of an 8B policy would be gathered on every device.
+  """
   products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
   return jnp.asarray(optax.tree.sum(products))
 
@@ -104,7 +105,8 @@ def logp_of(
   response_logp: ResponseLogp,
 ) -> Float[Array, "C P M T"]:
   """Log-probabilities of a batch's responses: by the reference, or by the old
-  policy of several minibatches. 0 in unused microbatches."""
+  policy of several minibatches. 0 in unused microbatches.
+  """
 
   def score(i, out):
     micro = _microbatch(batch, i)
@@ -134,7 +136,8 @@ def _apply(
 ) -> tuple[State, Stats]:
   """Applies the mean gradient, or nothing if it cannot be trusted: if
   log-probabilities, loss, gradient or norm are not finite, or the norm is above
-  `most_norm`, parameters and moments stay as they are, bit for bit."""
+  `most_norm`, parameters and moments stay as they are, bit for bit.
+  """
   grads, stats = gradient(sums)
   updates, opt = tx.update(grads, state.opt, state.params)
   # From the gradient alone: a condition on the new parameters would need them
@@ -218,8 +221,10 @@ def minibatches(
   scale: Callable[[np.ndarray], np.ndarray | None],
 ) -> Minibatches:
   """Shuffles whole groups into minibatches and packs them, on the host.
+
   `counted` is False for rollouts that are left out of the loss. From the
-  lengths of a minibatch `scale` makes its factors, see `packing.loss_scale`."""
+  lengths of a minibatch `scale` makes its factors, see `packing.loss_scale`.
+  """
   # What is left out becomes empty, so that packing drops all but one of it.
   keep, rollouts = counted[..., None], kept.rollouts
   if not keep.all():  # otherwise this would copy gigabytes of long rollouts
@@ -247,7 +252,8 @@ def scored(
 ) -> Minibatches:
   """Batches with the log-probabilities that the loss needs, on the host. One at
   a time is on the devices, where `logp_of` scores it by parameters. With
-  `kl_term` the loss compares with the reference."""
+  `kl_term` the loss compares with the reference.
+  """
   scorers = {}
   # From the second minibatch on the policy is not the one that sampled.
   if len(parts) > 1:
@@ -281,7 +287,8 @@ def apply(
 ) -> tuple[State, list[Stats]]:
   """One optimizer update per minibatch, each by `step`; see `minibatch_step`. A
   batch is placed when its turn comes: all batches of 128 x 512 rollouts of
-  15,360 tokens are 17 GB."""
+  15,360 tokens are 17 GB.
+  """
   stats = []
   for part in parts:
     state, part_stats = step(state, (placed(batch, mesh) for batch in part))
@@ -294,7 +301,8 @@ def skipped(
 ) -> tuple[str, ...]:
   """Why each update of a step that was skipped was. Raises FloatingPointError
   if one that was applied made a parameter that is not finite: the state must
-  not be saved."""
+  not be saved.
+  """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   paths = [
     jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in leaves

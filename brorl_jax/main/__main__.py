@@ -34,7 +34,8 @@ def interrupt(signum, frame) -> None:
 
 def terminate(signum, frame):
   """Ends a run, with all its processes, before it trains; while it trains
-  SIGTERM ends it after the step, see `train.Stop`."""
+  SIGTERM ends it after the step, see `train.Stop`.
+  """
   del signum, frame
   try:
     os.write(2, b"stopped; the same command resumes\n")

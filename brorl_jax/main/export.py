@@ -19,7 +19,8 @@ from brorl_jax.runs import folder
 @as_user_error(ValueError)
 def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   """Writes the policy of a run or one of its checkpoints to `workdir`, in the
-  dtype of the model that the run started from."""
+  dtype of the model that the run started from.
+  """
   folder.check_empty(workdir)
   which = checkpoint_source.find_run(c.checkpoint)
   if which is None:

@@ -25,7 +25,8 @@ def run(
   this: Run, where: Topology | None = None, *, fast: bool = False
 ) -> None:
   """Prints the plan of a run, of which no weights were loaded. With a topology
-  all programs are compiled for it, if `fast` with two and three layers."""
+  all programs are compiled for it, if `fast` with two and three layers.
+  """
   c, judges = this.config, this.config.reward.verifier
   if judges:
     own.Rewards(judges, workers=1).close()  # imports them
@@ -62,7 +63,9 @@ def resolved(c: Config, where: Topology | None = None) -> Run:
 @as_user_error(ValueError)
 def machine(c: Devices, where: Topology | None) -> Machine:
   """This machine, or a topology, or as many accelerators as the mesh has.
-  Raises UserError if the mesh does not fit, or their memory is unknown."""
+
+  Raises UserError if the mesh does not fit, or their memory is unknown.
+  """
   there = spec.here() if where is None else where.target
   axes = Axes(**c.mesh).filled(there.devices)
   if where is not None and axes.devices != there.devices:

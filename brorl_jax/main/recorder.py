@@ -47,7 +47,8 @@ def records(
   first: int = 0,
 ) -> evaluate.Chunks:
   """The records of held-out prompts from number `first` on, sampled as `c`
-  says: rollout n of example p draws from (seed, 0, p, n) every time."""
+  says: rollout n of example p draws from (seed, 0, p, n) every time.
+  """
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
 
@@ -277,7 +278,9 @@ class Recorder:
     drawn: types.Groups,
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.
-    Where no group was kept, all that were drawn, without advantages."""
+
+    Where no group was kept, all that were drawn, without advantages.
+    """
     if not self._open:
       return
     trained = {"advantage": credit.advantage, "counts": credit.counts}
@@ -379,7 +382,8 @@ def samples(
   step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
 ) -> Iterator[dict[str, Any]]:
   """A response to each of some prompts, right and wrong ones in turn: the first
-  prompts that the step trains on, then the first of the others."""
+  prompts that the step trains on, then the first of the others.
+  """
   trained = np.isin(drawn.prompts.index, kept.prompts.index)
   reward = drawn.scores.reward
   for i, p in enumerate(np.argsort(~trained, kind="stable")[:_SAMPLES]):
@@ -432,7 +436,8 @@ def visits(
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
   """The first right and wrong response with prompt and verdict, as text; of
-  each part at most `most` characters."""
+  each part at most `most` characters.
+  """
   shown = []
   for passed in (True, False):
     some = [x for x in found if "response" in x and x["pass"] == passed]

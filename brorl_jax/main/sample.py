@@ -149,7 +149,8 @@ class TextPolicy:
 
   def posed(self, question: str | Example, domain: str = "") -> Messages:
     """A question in the form of the run's prompts, followed by the instruction
-    of `domain`, or of the example's; unchanged without a run."""
+    of `domain`, or of the example's; unchanged without a run.
+    """
     if isinstance(question, str):
       user = {"role": "user", "content": question}
       question = Example("", domain, "", [user], {})
@@ -258,7 +259,8 @@ def run(
   where: str, *, prompt: Sequence[str], prompts: str | None, **how: Any
 ) -> None:
   """Answers prompts of flags, a file, or standard input with a policy: as text
-  on a terminal, otherwise each answer as a line of JSON."""
+  on a terminal, otherwise each answer as a line of JSON.
+  """
   try:
     if prompt and prompts is not None:
       raise ValueError("--prompt and --prompts are both given; keep one")

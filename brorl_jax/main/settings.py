@@ -93,7 +93,8 @@ def _checked(args: list[str]) -> list[str]:
 
 def _config_path(given: str) -> str:
   """A path as given, or the package's file: for a name without a suffix, and
-  for configs/n512.py where there is no such file."""
+  for configs/n512.py where there is no such file.
+  """
   file, colon, rest = given.partition(":")
   path = pathlib.PurePath(file)
   if path.suffix == "" and len(path.parts) == 1:

@@ -108,7 +108,8 @@ class _Parts(NamedTuple):
 @as_user_error(ValueError)
 def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   """Reads the data, starts the verifiers and loads the weights; unless `anew`
-  they must fit to what the folder was begun with."""
+  they must fit to what the folder was begun with.
+  """
   before = lambda what: None if anew else folder.stored(workdir, what)
   resolve.refuse_changes(before("functions"), this.functions)
   examples = Examples(this.config, this.text)
@@ -186,7 +187,9 @@ def _train(
   profile_step: int | None,
 ) -> int | None:
   """The step at which SIGTERM stopped it before the last; None at the end.
-  Every error that ends it early is a UserError of one line."""
+
+  Every error that ends it early is a UserError of one line.
+  """
   c, examples, scorer = this.config, parts.examples, parts.scorer
   data = parts.entries["data"] | parts.entries["functions"]
   before = folder.stored(workdir, "run")
@@ -291,7 +294,8 @@ def decisions(
   source: pathlib.Path,
 ) -> dict[str, Any]:
   """What decides the numbers of a run, which must be the same everywhere: of
-  the weights in `source` the sizes."""
+  the weights in `source` the sizes.
+  """
   policy, code = hashlib.sha256(), hashlib.sha256()
   for path in sorted(source.iterdir()):
     if path.suffix == ".json":
@@ -374,7 +378,8 @@ def no_closed_loops() -> Iterator[None]:
 
 class Stop:
   """What all processes agree on at the end of a step. The first SIGTERM asks
-  for the end; a second one ends this process at once."""
+  for the end; a second one ends this process at once.
+  """
 
   asked = False  # by a SIGTERM to any process
 
@@ -401,7 +406,8 @@ class Stop:
 @as_user_error(ValueError, FloatingPointError)
 def warmup(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
   """Trains on pairs, then writes a Hugging Face directory to `workdir`. If it
-  is stopped, the same command starts again."""
+  is stopped, the same command starts again.
+  """
   folder.check_empty(workdir)
   c, source = this.config, this.source.source
   learned, measured, summaries = read_pairs(this)
@@ -454,7 +460,8 @@ def _layout(c: Warmup) -> PairLayout:
 
 def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
   """Token ids of pairs, as in RL. Raises ValueError for one that is too long,
-  which data.skip_bad leaves out."""
+  which data.skip_bad leaves out.
+  """
   c, text, layout = this.config.data, this.text, _layout(this.config)
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
@@ -475,7 +482,8 @@ def _learn(
   params: PyTree,
 ) -> tuple[PyTree, list[Look]]:
   """Trains, prints the progress, and returns it with the parameters. `measured`
-  are the pairs held out; `params` are donated."""
+  are the pairs held out; `params` are donated.
+  """
   c, mesh, layout = this.config.optim, this.mesh, _layout(this.config)
   count = supervised.updates_in(learned, layout, epochs=c.epochs, seed=c.seed)
   adam = "lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm"

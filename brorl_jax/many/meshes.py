@@ -64,6 +64,7 @@ class Axes:
 
   def share(self, processes: int) -> "Axes":
     """The axes of one of several processes.
+
     Raises ValueError if a process would have a part of a group of devices, or
     copies of the parameters that it shares with another process.
     """
@@ -86,6 +87,7 @@ class Axes:
 
   def filled(self, devices: int) -> "Axes":
     """With fsdp = -1 as what the other axes leave of the devices.
+
     Raises ValueError if a size is not positive.
     """
     others = self.data * self.within
@@ -114,6 +116,7 @@ def make_mesh(
   *, data: int = 1, fsdp: int = -1, tensor: int = 1, expert: int = 1
 ) -> Mesh:
   """A mesh over all devices; `fsdp` = -1 takes what is left.
+
   Raises ValueError if the devices do not fill the mesh, a process has no whole
   rows, or axis `data` does not go over the slices.
   """
@@ -130,6 +133,7 @@ def _slice(device: Any) -> int:
 
 def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
   """A mesh of the devices of each process; raises ValueError as `make_mesh`.
+
   The devices of a process lie together: it samples on them alone.
   """
   first, count = groups[0][0], sum(map(len, groups))

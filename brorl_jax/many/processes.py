@@ -102,6 +102,7 @@ def start(
 
 def fail(line: str, status: int) -> NoReturn:
   """Ends this process, and the others with the same line.
+
   Without the barrier at the end of a process, to which the others do not come.
   """
   if _store() is not None and not alone():
@@ -201,6 +202,7 @@ def _count(last: dict[int, tuple[str, float]]) -> None:
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(number: int) -> None:
   """Called where this process aborts; jax does once process 0 is gone.
+
   Its client calls nothing of Python (0.10 and 0.12) that could say so.
   """
   host, port = _coordinator()
@@ -269,6 +271,7 @@ def leads() -> bool:
 
 def gather(value: T) -> list[T]:
   """The values of all processes, by their numbers.
+
   They are sent as bytes through the devices. Every process must call this, and
   `first`, in the same order.
   """
@@ -298,6 +301,7 @@ def first(value: T) -> T:
 
 class Board:
   """Short notes of all processes, in the key-value store of jax.distributed.
+
   No process waits: what it reads may be old, but a note never changes.
   """
 

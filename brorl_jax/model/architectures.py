@@ -40,7 +40,9 @@ _ACTIVATIONS = {
 
 def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   """The decoder that `config.json` of a directory describes, else ValueError.
-  `dtype` is that of activations and caches."""
+
+  `dtype` is that of activations and caches.
+  """
   if dtype not in ("float32", "bfloat16"):
     raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
   directory = pathlib.Path(directory)
@@ -342,7 +344,8 @@ def _qwen2(policy: PolicySpec) -> dict[str, Any]:
 
 def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
   """config.json in the spelling of transformers 5 and of 4, and so of vLLM. A
-  policy without `origin` is written as a Qwen2. `dtype` is of the weights."""
+  policy without `origin` is written as a Qwen2. `dtype` is of the weights.
+  """
   fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
   fields.pop("auto_map", None)  # points to code that does not come along
   fields |= {"dtype": dtype, "torch_dtype": dtype}

@@ -40,7 +40,8 @@ def added(
   seen: Bool[Array, "*#rows C"] | None = None,
 ) -> Softmax:
   """The softmax after more keys, whose score is MASKED where unseen. With
-  `seen` they are exactly left out, also where nothing was seen before."""
+  `seen` they are exactly left out, also where nothing was seen before.
+  """
   before, total, out = state
   top = jnp.maximum(before, jnp.max(score, axis=-1))
   shrink = jnp.exp(before - top)
@@ -176,8 +177,10 @@ def _rotated_by_product(
   sin: Float[Array, "P #M Q 1 half"],
 ) -> Float[Array, "P M Q h K"]:
   """`rotate`, where a product with a permutation swaps the halves, exactly.
+
   Half a head is half of a TPU's 128 lanes: split and joined it is written
-  twice, and each compiles for 4 s. The product is .5 % of a 1.5B layer's."""
+  twice, and each compiles for 4 s. The product is .5 % of a 1.5B layer's.
+  """
   join = lambda *parts: jnp.concatenate(parts, axis=-1)
   K = x.shape[-1]
   swap = jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1)
@@ -274,8 +277,10 @@ def attend(
 
 def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
   """The number of pieces of Q queries, so that scores fit a tile of memory.
+
   `each` is the scores of one query, over all rows and heads of a device. On a
-  CPU a tile fits a core's cache."""
+  CPU a tile fits a core's cache.
+  """
   tile = 2**20 if on_cpu else 2**28
   # Every piece is unrolled in the program, which takes time to compile.
   most = 16 if on_cpu else 64
@@ -292,7 +297,8 @@ def _pieces(
 ) -> Float[Array, "P G M J Q K"]:
   """`_attend` for `size` queries at a time. On a CPU this takes up to a third
   less time than `attend_in_tiles`, which others need to stay within their
-  memory."""
+  memory.
+  """
   k, v, visible = own
   Q = q.shape[4]
   piece = jax.checkpoint(functools.partial(_attend, softcap=softcap))

@@ -63,7 +63,8 @@ class SharedKeys(NamedTuple):
 class Page(NamedTuple):
   """C columns of the own keys and values of B rows, in one layer. Keys are
   stored transposed, so that both products of a row run along the last axis: 65
-  to 370 GFLOP/s per core of a CPU, not 11 to 15. int8 columns have scales."""
+  to 370 GFLOP/s per core of a CPU, not 11 to 15. int8 columns have scales.
+  """
 
   k: Float[Array, "B G K C"] | Int[Array, "B G K C"]
   v: Float[Array, "B G C K"] | Int[Array, "B G C K"]
@@ -248,7 +249,8 @@ def _page_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
 class BlockPool(NamedTuple):
   """Blocks of C columns of keys and values, in one layer. Whose they are is
   said by tables alone. A column of one head is contiguous, keys and values of a
-  token are written at once, and in int8 each has a scale."""
+  token are written at once, and in int8 each has a scale.
+  """
 
   kv: (  # keys, then values
     Float[Array, "blocks 2 G C K"] | Int[Array, "blocks 2 G C K"]
@@ -273,7 +275,8 @@ def write_pool(
 ) -> BlockPool:
   """The pool with one more token of every row, written in place if donated. A
   row whose block does not exist, such as number `blocks`, is dropped; no two
-  others write to the same column of a block."""
+  others write to the same column of a block.
+  """
   kv, size = jnp.stack([k, v], axis=1), None
   if pool.scale is not None:
     kv, size = quantized(kv)
@@ -362,7 +365,8 @@ def attend_pool(
   target: Target,
 ) -> Float[Array, "A R H K"]:
   """`attend_pages` over a pool that has the new token, see `row_attention`; by
-  a kernel, if the target has one for these arrays."""
+  a kernel, if the target has one for these arrays.
+  """
   A, R, H, K = q.shape
   q *= scale
   state = prompt_softmax(q, shared, softcap)
@@ -391,7 +395,8 @@ def attend_pool(
 
 def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):
   """`kernel` on every device for its own key/value heads. XLA cannot cut a
-  kernel: it would gather all heads of the pool."""
+  kernel: it would gather all heads of the pool.
+  """
   if not (axes := sharding.axes_here(None)):
     return kernel
   return jax.shard_map(

@@ -39,7 +39,8 @@ _TPU_TILE = 512  # queries and keys that a splash kernel holds
 class Real(NamedTuple):
   """Which tokens are real, where this and causality say who sees whom. Real
   tokens of a prefix and, behind it, of a row have no gap: a prefix is padded on
-  the left only, and own tokens on the left only where it has no real token."""
+  the left only, and own tokens on the left only where it has no real token.
+  """
 
   own: Bool[Array, "P 1 Q"] | None  # None: all
   prefix: Bool[Array, "P S"] | None = None

@@ -53,7 +53,9 @@ _BESIDE = (
 
 def locate(checkpoint: str) -> pathlib.Path:
   """The directory of a checkpoint, downloaded first if it is a hub's name.
-  `checkpoint` is a directory, "organisation/name", or a name of EMBEDDED."""
+
+  `checkpoint` is a directory, "organisation/name", or a name of EMBEDDED.
+  """
   if checkpoint in EMBEDDED:
     return EMBEDDED[checkpoint]
   path = pathlib.Path(checkpoint)

@@ -290,7 +290,8 @@ def token_logp(
 ) -> tuple[Float[Array, "P M"], Float[Array, "P M"]]:
   """Log-probability of each token, and entropy, from hidden states. In tiles of
   tokens and of the vocabulary: memory does not grow with V, except for the
-  embedding and its gradient."""
+  embedding and its gradient.
+  """
   P, M = tokens.shape
   devices = math.prod(sharding.axes_here(c.mesh).values())
   rows, block = vocabulary.tile_shape(
@@ -314,7 +315,8 @@ def _whole(c: PolicySpec, params: PyTree, name: str) -> PyTree:
 def rematerialized(layer: Callable, remat: str) -> Callable:
   """`layer` with a backward pass that recomputes what `remat` says. A scan
   stores residuals of all layers in zeroed buffers: recomputing whole layers
-  took .20 CPU-s per update of the embedded policy, storing all .25."""
+  took .20 CPU-s per update of the embedded policy, storing all .25.
+  """
   if remat == "nothing":
     return layer
   keep = jax.checkpoint_policies

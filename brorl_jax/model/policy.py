@@ -54,8 +54,10 @@ class Policy(PolicySpec):
 
   def cast(self, params: PyTree) -> PyTree:
     """The parameters in `dtype`, except for norms, which compute in float32.
+
     Changes no result, because products convert their weights anyway. A bfloat16
-    copy halves what every decode step reads."""
+    copy halves what every decode step reads.
+    """
     return jax.tree_util.tree_map_with_path(
       lambda path, x: x if path[-1].key == "scale" else x.astype(self.dtype),
       params,
@@ -64,7 +66,8 @@ class Policy(PolicySpec):
   def unroll(self, params: PyTree) -> PyTree:
     """The parameters as `decode_step` reads them: one dict per layer. Made once
     per call of the sampler, so that no step slices a stacked weight; joined or
-    transposed where that is faster, see `layers.layer_form`."""
+    transposed where that is faster, see `layers.layer_form`.
+    """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
@@ -80,7 +83,8 @@ class Policy(PolicySpec):
     self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
   ) -> Float[Array, "B T V"]:
     """Next-token logits at every position that is real by the mask. Rows are
-    padded on the left or on the right."""
+    padded on the left or on the right.
+    """
     hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
     return layers.head(self, params, hidden[:, 0])
 
@@ -88,8 +92,10 @@ class Policy(PolicySpec):
     self, params: PyTree, tokens: Int[Array, "P S"], mask: Bool[Array, "P S"]
   ) -> tuple[Float[Array, "P V"], Prefix]:
     """Reads the prompts once: logits of the first response token, and a cache.
+
     Long prompts are read in chunks that attend to earlier ones. `unroll` may
-    have made `params`; tokens are padded on the left."""
+    have made `params`; tokens are padded on the left.
+    """
     last, prefix = self._read(params, tokens, mask)
     return layers.head(self, params, last), prefix
 
@@ -257,7 +263,8 @@ class Policy(PolicySpec):
   ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
     """Hidden states of rows that attend to themselves and to a prefix, and keys
     and values [P,L,G,Q,K] of each prompt's first row. `segment` restricts
-    attention to tokens of one number, `end` to ancestors, see `Trees`."""
+    attention to tokens of one number, `end` to ancestors, see `Trees`.
+    """
     seen, real = self._seen(tokens, mask, prefix, segment, end)
     blocks = params["blocks"]
 
@@ -306,7 +313,8 @@ class Policy(PolicySpec):
   def cache_dtype(self) -> str:
     """The dtype of the pages, which hold keys and values of responses. On a CPU
     it is float32 even for bfloat16 policies: to write one column, XLA would
-    convert the whole page to float32 and back, at a third of the speed."""
+    convert the whole page to float32 and back, at a third of the speed.
+    """
     return "float32" if self.target.on_cpu else self.dtype
 
   def page(self, rows: int, columns: int) -> list[cache.Page]:

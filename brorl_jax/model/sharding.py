@@ -74,7 +74,8 @@ def param_shardings(
   abstract_params: PyTree, mesh: Mesh | AbstractMesh
 ) -> PyTree:
   """A `NamedSharding` for every parameter, in the same nested dict. Raises
-  ValueError if a parameter has no rule, or does not divide by it."""
+  ValueError if a parameter has no rule, or does not divide by it.
+  """
 
   def place(path, leaf) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -185,7 +186,8 @@ _whole.defvjp(lambda *args: (_whole(*args), None), _whole_backward)
 def _by_hand(cut: Cut, f: Callable) -> Callable:
   """`f` by each device of a row too, inside of `over_rows`. XLA's partitioner
   would first make whole over a row what a gather or scatter reads: it gathered
-  7.8 GB instead of .8 for 2 layers of 1.5B on 4 x 2."""
+  7.8 GB instead of .8 for 2 layers of 1.5B on 4 x 2.
+  """
   spec = PartitionSpec(*(None if axis == "fsdp" else axis for axis in cut))
   names = {*meshes.WITHIN}
   return jax.shard_map(
@@ -195,8 +197,10 @@ def _by_hand(cut: Cut, f: Callable) -> Callable:
 
 def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
   """Axes, and sizes, over which XLA spreads the arrays that are traced here.
+
   Inside `jax.shard_map` over rows, where shapes are of one row, the other axes;
-  elsewhere the axes of `mesh`."""
+  elsewhere the axes of `mesh`.
+  """
   inside = jax.sharding.get_abstract_mesh()
   if inside.axis_names:
     kinds = zip(inside.axis_names, inside.axis_types, strict=True)
@@ -206,8 +210,10 @@ def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
 
 def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
   """Arrays whose `axis`, key/value heads, is cut over the mesh axis "tensor".
+
   Zeros that a traced function only returns would otherwise lie whole on every
-  device."""
+  device.
+  """
   if "tensor" not in axes_here(None):
     return tree
   spec = PartitionSpec(*[None] * axis, "tensor")
@@ -216,8 +222,10 @@ def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
 
 def blocks(prompts: int, rows: int, devices: int) -> tuple[int, int, int]:
   """How rows of a few prompts are cut into blocks that spread over devices.
+
   Returns blocks of each prompt, rows of each block, and all blocks, of which
-  the last are empty where prompts and rows do not divide."""
+  the last are empty where prompts and rows do not divide.
+  """
   each = min(devices // math.gcd(prompts, devices), rows)
   return each, -(-rows // each), -(-prompts * each // devices) * devices
 
@@ -264,7 +272,8 @@ def state_shardings(
   abstract_state: PyTree, params: PyTree, mesh: Mesh | AbstractMesh
 ):
   """Shardings of any pytree that holds copies of the parameters' tree. Moments
-  lie where their parameters lie; other leaves are whole everywhere."""
+  lie where their parameters lie; other leaves are whole everywhere.
+  """
   spec = param_shardings(params, mesh)
   like = jax.tree.structure(params)
   whole = NamedSharding(mesh, PartitionSpec())

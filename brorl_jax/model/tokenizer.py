@@ -138,7 +138,8 @@ def left_pad(
   prompts: Sequence[Sequence[int]], width: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and mask [P,S], every prompt's last token in the last place. Raises
-  ValueError if a prompt is empty, or longer than `width`."""
+  ValueError if a prompt is empty, or longer than `width`.
+  """
   tokens = np.zeros((len(prompts), width), np.int32)
   mask = np.zeros((len(prompts), width), bool)
   for row, ids in enumerate(prompts):

@@ -166,7 +166,8 @@ def _steps(
 ) -> tuple[Array, Array, Array]:
   """Row and block of every step, and the step at which each row begins. A row
   that sees nothing has one step. Behind the last step, at which a row B would
-  begin, anything may stand."""
+  begin, anything may stand.
+  """
   B, most = table.shape
   low = first // columns
   each = jnp.maximum(-(-stop // columns) - low, 1)

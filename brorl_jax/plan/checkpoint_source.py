@@ -27,6 +27,7 @@ class CheckpointSource(NamedTuple):
 
 def locate(checkpoint: str) -> CheckpointSource:
   """Finds a run, one of its checkpoints, a directory, or a model of the hub.
+
   Raises ValueError if it is none of these.
   """
   if (run_source := find_run(checkpoint)) is not None:
@@ -36,6 +37,7 @@ def locate(checkpoint: str) -> CheckpointSource:
 
 def find_run(checkpoint: str) -> CheckpointSource | None:
   """The folder of a run or one of its checkpoints; None if it is neither.
+
   Raises ValueError if the model that the run started from is missing.
   """
   path = pathlib.Path(checkpoint or ".").absolute()
@@ -91,6 +93,7 @@ class Ran(NamedTuple):
 
 def ran(which: CheckpointSource) -> Ran | None:
   """How the run of a policy posed its prompts; None if there is no run.
+
   Raises ValueError if its config.json cannot be read.
   """
   if which.run is None:
@@ -124,6 +127,7 @@ class Start(NamedTuple):
 
 def starts(which: CheckpointSource) -> list[Start]:
   """The starts of all runs that led to a policy, the newest first.
+
   Raises ValueError if a record of them cannot be read.
   """
   out, exported = [], which.source / TRAINED_ON

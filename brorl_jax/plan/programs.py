@@ -134,6 +134,7 @@ def _placed(shapes: PyTree, places: PyTree) -> PyTree:
 
 def every_program(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """All programs; first those that take longest to compile.
+
   An evaluation runs the programs of training's rollouts for other prompts: its
   plan knows their memory, so they are not compiled if fast.
   """
@@ -391,6 +392,7 @@ class Needs(NamedTuple):
 
 def compile_all(job: CompileJob, where: Topology) -> list[tuple[Program, Any]]:
   """Compiles every program, two at a time.
+
   With `job.fast` two programs have the name of each decode loop, of FEW layers;
   raises ValueError if the policy has layers of two kinds or too few.
   """

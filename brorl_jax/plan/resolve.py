@@ -256,6 +256,7 @@ class Functions(NamedTuple):
 
 def phase_functions(number: int, phase: PhaseConfig) -> Functions:
   """From the tables of rl/, or the user's own; digests of what it changes.
+
   Raises ValueError if there is no such function, or it is of no use there.
   """
   c, digests = phase.config, {}
@@ -318,6 +319,7 @@ def refuse_changes(
   before: Mapping[str, Any] | None, now: Mapping[str, Mapping[str, str]]
 ) -> None:
   """Raises ValueError if the file of a function changed since the run began.
+
   Another name is a change of the config, which is refused elsewhere.
   """
   for field, function in now.items():
@@ -497,6 +499,7 @@ def _heldout_plan(
   c: Config, policy: Policy, axes: Axes, held: int, processes: int
 ) -> RolloutPlan:
   """Held-out prompts at one time: as in training, halved until they fit.
+
   `axes` are those of one process, `held` bytes are on a device anyway.
   """
   # The tasks of files are unknown before they are read: assume one per file.

@@ -240,7 +240,8 @@ def _rows(
   runs: Sequence[LoadedRun], points: Sequence[Comparison]
 ) -> Iterator[dict[str, Any]]:
   """The evaluations in the tables: the start, unless it equals that of an
-  earlier run, and those that are compared."""
+  earlier run, and those that are compared.
+  """
   starts = []
   for i, run in enumerate(runs):
     labels: dict[int, list[str]] = {}

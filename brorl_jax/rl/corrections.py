@@ -88,6 +88,7 @@ def sequence_mask(
   high: float,
 ) -> Bool[Array, " B"]:
   """Sequences whose geometric mean of token ratios is in [low, high].
+
   `low` is at most 1, `high` at least 1.
   """
   ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))

@@ -54,6 +54,7 @@ class Moments(NamedTuple):
 
 class MassBalance(NamedTuple):
   """First-order change of the correct mass, split by its cause.
+
   Each term is a probability, lr / N included.
   """
 

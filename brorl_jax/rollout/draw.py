@@ -18,7 +18,8 @@ from jaxtyping import Array, Float, Int
 class SamplingParams:
   """How logits become the distribution that is sampled and recorded. The order
   is temperature, top-k, top-p, min-p, each on the renormalised result of the
-  previous step."""
+  previous step.
+  """
 
   temperature: float = 1.0  # 0 is greedy: all mass on the likeliest token
   top_k: int = 0  # keep the k likeliest tokens; 0 keeps all
@@ -72,8 +73,10 @@ def _keep(
   limit: float | int,
 ) -> Float[Array, "*axes V"]:
   """Keeps v if the weights of all likelier tokens sum to less than `limit`.
+
   Instead of a sort in which ties stay together, 32 steps of bisection over the
-  2^32 floats find the smallest logit that is kept."""
+  2^32 floats find the smallest logit that is kept.
+  """
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   # Flipping the lower 31 bits of negative floats makes integers that have the
   # order of the floats.
@@ -97,7 +100,8 @@ def _keep(
 def block_of(V: int) -> int:
   """Tokens of a block, whose probabilities are summed before any is read. The
   number of blocks is a power of two near the root of V, so that a sharded
-  vocabulary stays sharded. If V has no such divisor, blocks have 128."""
+  vocabulary stays sharded. If V has no such divisor, blocks have 128.
+  """
   # V & -V is the largest power of two that divides V: 128 blocks of 1,187 for
   # V = 151,936. A draw then reads 128 + 1,187 numbers, not 151,936.
   blocks = min(V & -V, 2 ** (V.bit_length() // 2))

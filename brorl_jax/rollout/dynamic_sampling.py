@@ -56,7 +56,8 @@ class RoundPlan(NamedTuple):
 
   def further(self, reward: Float[np.ndarray, " n"]) -> int:
     """Rollouts after the next round, or as many as there are if it stops. Below
-    1 a reward counts as wrong, also where no verifier could judge."""
+    1 a reward counts as wrong, also where no verifier could judge.
+    """
     n, right = len(reward), int((reward >= 1.0).sum())
     enough = right >= self.right and n - right >= self.wrong
     at = self.after.index(n)
@@ -412,7 +413,8 @@ def check_invalid(responses: Iterable[ScoredResponse]) -> None:
 def expected_pass_rates(groups: Groups) -> dict[str, float | None]:
   """The share of prompts that binary rewards are expected to keep: predicted,
   too low on average (see `filtering.expected_pass_rate`), and at 16, unbiased
-  for groups of 16, but null if a group has fewer rollouts."""
+  for groups of 16, but null if a group has fewer rollouts.
+  """
   right = groups.right.sum(axis=1).tolist()
   drawn = groups.rollouts.drawn.sum(axis=1).tolist()
   rates = [

@@ -211,7 +211,8 @@ def _grouped(
 ]:
   """Numbers the distinct prefixes of each prompt; `token` is the last of each
   rollout, after prefix number `row`. Returns the prefix of each rollout that is
-  `going`, the parent and last token of each prefix, and their number."""
+  `going`, the parent and last token of each prefix, and their number.
+  """
   none = jnp.iinfo(jnp.int32).max
   code = jnp.where(going, row * vocab + token, none)
   order = jnp.argsort(code, axis=1)

@@ -430,8 +430,10 @@ def resize(
   spec: ProgramSpec, state: DecodeState
 ) -> tuple[Int[Array, " rows"], DecodeState]:
   """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
+
   Returns the row that each slot had, for `moved`, and the state, where blocks
-  of a pool follow their slots."""
+  of a pool follow their slots.
+  """
 
   def resize(state):
     P = state.todo.shape[0] - 1

@@ -136,7 +136,8 @@ def compact_sizes(
   lanes: int, slots: int, *, pool: bool
 ) -> list[tuple[int, int]]:
   """(lanes, slots of each) that programs are compiled for, largest first. Few:
-  each is one program, compiled in 2.5 CPU-s for 6 layers of width 256."""
+  each is one program, compiled in 2.5 CPU-s for 6 layers of width 256.
+  """
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
     of_one = _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
@@ -167,7 +168,8 @@ def shrunk(
 def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
   """At most `count` numbers from `most` to `least` in equal ratios of about
   `ratio`, or more if that would be too many; above 8 they are multiples of
-  4."""
+  4.
+  """
   if most == least:
     return [least]
   steps = min(math.ceil(math.log(most / least, ratio)), count - 1)
@@ -186,7 +188,8 @@ def rollouts(
 ) -> Rollouts:
   """N rollouts of each prompt; prompts and slots lie on rows of devices. The
   `key` of this training step is only folded, so the caller may use it again.
-  `watch` gets the progress after the prefill and after each program."""
+  `watch` gets the progress after the prefill and after each program.
+  """
   P, n = len(prompts.index), spec.n
   # 3 prompts on 2 devices: each prompt is read on both, and each device makes
   # half of its rollouts.
@@ -217,7 +220,8 @@ def parts_of(P: int, N: int, devices: int) -> int:
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
   """Prompts, each repeated for its parts, and the number of parts. If neither
   is as many for each device, there is one part, and the first prompts are
-  padding."""
+  padding.
+  """
   P = len(prompts.index)
   parts = parts_of(P, n, devices)
   if P * parts % devices == 0:
@@ -250,15 +254,21 @@ def sample(
 ) -> Rollouts:
   """N rollouts of each prompt: tokens, log-probabilities, masks [P,N,T].
 
-  Rollout n of prompt p depends on (`key`, p, n) alone, and ends with the first
-  of `stop_ids`, which it includes. Temperature 0 is greedy; for this and the
-  next three see `SamplingParams`. At a time `slots` rollouts of each of `lanes`
-  prompts decode; None: all, or on a CPU as many as make 128 rows. Prompts, of
-  one token or more, are padded to a power of two, so that few lengths are
-  compiled; another number of prompts, n or max_new_tokens compiles another
-  program. `mesh` is from `meshes`.
+  Args:
+    prompts: Token ids, at least one per prompt. They are padded to a power of
+      two, so that few lengths are compiled. Another number of prompts, n or
+      max_new_tokens compiles another program.
+    key: Of this call. Rollout n of prompt p depends on (key, p, n) alone.
+    temperature: 0 is greedy. See `SamplingParams` for this and the next three.
+    stop_ids: A rollout ends with the first of these tokens, which it includes.
+    slots: Rollouts of a prompt that decode at the same time. None: N, or on a
+      CPU as many as make 128 rows of all lanes.
+    lanes: Prompts that decode at the same time. None: all, on a CPU at most
+      128.
+    mesh: From `meshes`; one device if None.
 
-  Raises ValueError with the value of an argument that is out of range.
+  Raises:
+    ValueError: An argument is out of range; the message has its value.
   """
   # A pool has room for what it holds; pages are as long for all rows.
   most = _ROWS if not policy.pool_columns else len(prompts) * n

@@ -69,7 +69,12 @@ def page_columns(max_new_tokens: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramSpec:
-  """The static arguments of every program of one sampling call."""
+  """The static arguments of every program of one sampling call.
+
+  Dimensions: A lanes of R slots on each device, N rollouts of at most T tokens
+  per place, pages or blocks of C columns. Raises ValueError if the pool has no
+  room for one longest rollout.
+  """
 
   policy: Decoder
   sampling: SamplingParams
@@ -134,7 +139,8 @@ class RolloutSpec:
     self, places: int, *, parts: int = 1, streams: bool = False
   ) -> ProgramSpec:
     """The programs of a device, for places of prompts on all devices. The
-    rollouts of a prompt are cut into `parts`, each with a place."""
+    rollouts of a prompt are cut into `parts`, each with a place.
+    """
     lanes = places if self.lanes is None else self.lanes * parts
     pool = self.policy.pool_columns
     spec = ProgramSpec(
@@ -165,7 +171,9 @@ def on_devices(
   spec: ProgramSpec, f: Callable, in_specs: Any, out_specs: Any
 ) -> Callable:
   """`f`, run by each row of devices, of which none waits for another inside.
-  The compiler may still shard heads and vocabulary within a row."""
+
+  The compiler may still shard heads and vocabulary within a row.
+  """
   if spec.mesh is None:
     return f
   here = PartitionSpec(meshes.rows(spec.mesh))
@@ -230,7 +238,8 @@ def give_blocks(
 ) -> tuple[Blocks, Bool[Array, " B"], Bool[Array, " B"]]:
   """A block of C columns for each busy row whose next token needs one. The last
   token of `length` is not cached yet; a row without blocks has 1. Returns the
-  blocks, the rows that advance, and of the others those that hold blocks."""
+  blocks, the rows that advance, and of the others those that hold blocks.
+  """
   B, longest = blocks.table.shape
   row = jnp.arange(B, dtype=jnp.int32)
   need = busy & (blocks.held * columns < length)
@@ -325,7 +334,8 @@ class RolloutQueue(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
   """All that a decode step changes, except for the cache. Scalars have an axis
-  of size 1, so that each device of a mesh has its own."""
+  of size 1, so that each device of a mesh has its own.
+  """
 
   column: Int[Array, " one"]  # that the next step writes; counts steps too
   slot_steps: Int[Array, " one"]  # slots times steps so far
@@ -359,7 +369,8 @@ def pack(
   token: Int[Array, "*axes"], logp: Float[Array, "*axes"]
 ) -> Int[Array, "*axes 2"]:
   """Tokens and the bits of their float32 log-probabilities, in one array. A
-  decode step scatters one position per slot. Two arrays need two scatters."""
+  decode step scatters one position per slot. Two arrays need two scatters.
+  """
   bits = jax.lax.bitcast_convert_type(logp, jnp.int32)
   return jnp.stack([token, bits], axis=-1)
 

@@ -95,7 +95,9 @@ class Places:
     self, prompts: Prompts
   ) -> tuple[PrefillBatch, Int[np.ndarray, " rows"]]:
     """Spreads chunks over the devices, the one with most free places first.
-    Returns the chunks of each device, padded to `visited`, and their places."""
+
+    Returns the chunks of each device, padded to `visited`, and their places.
+    """
     shape = len(self.chunks), self.visited
     row, at = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     real = np.zeros(shape, bool)
@@ -124,7 +126,8 @@ class Shelf:
   ) -> tuple[Int[np.ndarray, " B"], list[PromptPart]]:
     """Rows for these prompts, and what must be read into them first. `batch`
     has as many prompts for each device; `held` are the prompts of each device
-    whose rows are in use, with the new ones."""
+    whose rows are in use, with the new ones.
+    """
     devices, S = len(self._rows), batch.prompts.tokens.shape[1]
     most = len(batch.real) // devices
     rows = np.zeros(len(batch.real), np.int32)
@@ -173,7 +176,9 @@ def open_shelf(
   each: int,
 ) -> tuple[DecodeInputs, Float[Array, "P V"], DecodeState, DecodeProgress]:
   """Reads the first prompts into the first rows of `each`; no place has one.
-  Returns what decoding reads, logits of first tokens, state, progress."""
+
+  Returns what decoding reads, logits of first tokens, state, progress.
+  """
 
   def begin(weights, part, key):
     P, N = each, spec.chunk
@@ -235,7 +240,8 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """N rollouts of each prompt that `feed` gives, in the order they finish, on
   the host. `feed` is called whenever one of the `places`, a multiple of the
-  devices' rows, is free; `params` must not be donated before the end."""
+  devices' rows, is free; `params` must not be donated before the end.
+  """
   devices, each = spec.devices, places // spec.devices
   program = spec.program(places, streams=True)
   held, shelf = Places(devices, each), Shelf(devices, each)

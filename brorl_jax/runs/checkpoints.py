@@ -175,6 +175,7 @@ class Store:
 
   def wait(self) -> None:
     """Waits until the last save is verified on disk, and prunes old steps.
+
     Raises Unsaved if it could not be written, or differs from what was saved.
     """
     finish, self._finish = self._finish, None
@@ -310,6 +311,7 @@ def superfluous(
   scores: Mapping[int, float | None], *, newest: int, every: int
 ) -> list[int]:
   """The steps to delete, ascending.
+
   The `newest` steps stay, multiples of `every` (0: none), and the best: the
   earliest with the highest score.
   """

@@ -50,6 +50,7 @@ _compiler = _Compiler()
 @contextlib.contextmanager
 def counting() -> Iterator[None]:
   """Counts compilation inside this context; outside `now` does not count it.
+
   jax calls a listener for every program of the process, so it is registered
   only while the training loop needs it.
   """

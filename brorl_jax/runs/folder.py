@@ -224,6 +224,7 @@ def next_aside(workdir: pathlib.Path) -> pathlib.Path:
 
 def identity(values: Mapping[str, Any], data: Any) -> str:
   """Identity of a run: a hash of its data and of the fields that stay fixed.
+
   Two runs of the same config produce the same numbers and count as one.
   """
   fields = config.flat(_as_json(values))

@@ -65,6 +65,7 @@ def digest(
 
 def _sum(array: jax.Array) -> str:
   """The sum of `_part` over the shards of all processes, one copy of each.
+
   Every copy has the same sum, or the text says that they differ.
   """
   own = [

@@ -208,6 +208,7 @@ def _whole(
   path: pathlib.Path, check: Check = has_step
 ) -> Iterator[dict[str, Any]]:
   """Lines up to the end, which a power loss may have cut; none without a file.
+
   An unreadable line that is followed by a readable one raises `Damaged`.
   """
   bad = None

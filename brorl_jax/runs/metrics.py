@@ -146,6 +146,7 @@ def group_metrics(
   rollout_s: float,
 ) -> dict[str, float | None]:
   """Metrics of all rollouts of a step; rewards exclude invalid verdicts.
+
   Dynamic sampling kept the `informative` groups; sampling took `rollout_s`.
   """
   length, drawn = rollouts.mask.sum(axis=2), rollouts.drawn

@@ -26,6 +26,7 @@ _MEMORY = 0.9  # of the moving average of rewards, per step
 
 def from_json(saved: Mapping[str, Any]) -> RunState:
   """The result of `RunState.to_json` after JSON.
+
   Raises Damaged if another version of the program saved it.
   """
   known = {field.name for field in dataclasses.fields(RunState)}
@@ -89,6 +90,7 @@ def learned(
   progress: RunState, norms: tuple[float, ...], *, bad: bool
 ) -> RunState:
   """After the updates of a step, with the norms of the gradients applied.
+
   `bad`: whether the step was starved or skipped an update.
   """
   return dataclasses.replace(

@@ -64,7 +64,8 @@ def read_files(
   c: DataConfig, *, own: bool
 ) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples of files, of which there must be one. Raises
-  ValueError if a file is invalid, or a prompt is on both sides."""
+  ValueError if a file is invalid, or a prompt is on both sides.
+  """
   of = functools.partial(
     dataset.read,
     form=file_form(c.fields, c.domain, own=own),

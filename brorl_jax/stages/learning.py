@@ -149,7 +149,9 @@ def reset_reference(
   phase: Phase, state: types.State, progress: RunState
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.
-  The text is the reason, None without a reset."""
+
+  The text is the reason, None without a reset.
+  """
   if state.reference is None:
     return state, progress, None
   c = phase.config.reference

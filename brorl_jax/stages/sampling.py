@@ -42,7 +42,8 @@ def sample_heldout(
   key: Key[Array, ""],
 ) -> types.Rollouts:
   """All rollouts of held-out prompts, on the host; `c` is the config of the run
-  or of a phase, `params` are this process' copy."""
+  or of a phase, `params` are this process' copy.
+  """
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   mesh = sharding.local_mesh(this.mesh)
   spec = plan.spec(cut, this.text.stop_ids, mesh)
@@ -58,7 +59,8 @@ def stream_rollouts(
   key: Key[Array, ""],
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
   """For training: finished prompts with their rollouts. Each process samples
-  its share of what is in flight; `params` are spread over all processes."""
+  its share of what is in flight; `params` are spread over all processes.
+  """
   c, plan = phase.config.sampling, phase.memory.rollouts
   mesh = sharding.local_mesh(this.mesh)
   cut = SamplingParams(temperature=c.temperature)

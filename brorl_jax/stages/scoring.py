@@ -32,7 +32,8 @@ class Scorer:
 
   def __init__(self, c: Reward, examples: Examples):
     """Starts the workers, and imports own functions; raises ValueError if this
-    machine cannot run untrusted programs safely."""
+    machine cannot run untrusted programs safely.
+    """
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
@@ -62,7 +63,9 @@ class Scorer:
     step: int | None = None,
   ) -> list[list[ScoredResponse]]:
     """A score for each rollout; equal responses to a prompt are scored once.
-    `step` is None in an evaluation."""
+
+    `step` is None in an evaluation.
+    """
     groups = [
       own.Group(texts, example)
       for example, texts in zip(examples, self.texts(rollouts), strict=True)
