@@ -314,7 +314,8 @@ def _result(
     **{key: mean([e[key] for e in reached]) for key in ("step", *EQUAL)},
   }
   began = [summaries[i]["evaluations"][0] for i in arm]
-  if all(e["step"] == 0 for e in began):
+  # A policy that was measured once gained nothing that was seen.
+  if all(e["step"] == 0 for e in began) and all(j for _, j in ends):
     before = [score(e) for e in began]
     out["before"] = mean(before)
     out["gains"] = np.subtract(after, before).tolist()

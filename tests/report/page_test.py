@@ -352,8 +352,10 @@ def test_a_run_with_one_prompt_and_no_step(tmp_path):
   (run / "metrics.jsonl").write_text("")
   data, parsed = page_of(run)
   assert data["runs"][0]["throughput"] is None
-  row = ["a", "1", "50.0", "50.0\nstep 0", "+0.0"]
-  assert rows(parsed, "Result") == [row]
+  # Measured once: there is no gain, and no interval of it.
+  (row,) = rows(parsed, "Result")
+  assert row[3] == "50.0\nstep 0" and not row[2].strip(" n/a")
+  assert not row[4] and "gain" not in parsed.text.split("Result")[0]
   assert "Events" not in parsed.tables and "Paired" not in str(parsed.tables)
   assert {x.split(",")[0] for x in parsed.curves} == {"Held-out pass@1", "math"}
 
