@@ -40,16 +40,18 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
     numbers by value: 0.5, 1/2, 50\% are equal; 60\% equals 0.6 but not 60
     a chain by its last part, if all its parts are equal: 3/5 = 0.6 equals 0.6
     digits with their base, which an answer may leave out: 1011 equals 1011_2,
-      but 11 does not; x \equiv 3 \pmod 7 equals 3
+      but 11 does not; 1011_2 equals 11; x \equiv 3 \pmod 7 equals 3
     a reference with a decimal point and at least four significant digits equals
       whatever rounds to it: 3.14159 equals \pi; others are exact: 3.14 does not
-    units may be left out but not changed: 5 cm equals 5 but not 5 m
-    x = 5 equals 5 but not y = 5; an equation equals its multiples
+    units may be left out but not changed: 5 cm equals 5 but not 5 m; a word
+      that is no unit must be in both: 5 tenths is not 5
+    x = 5 equals 5 but not y = 5, and so do m + n = 5 and P(X = 2) = 5; an
+      equation equals its multiples
     sets and lists in any order; tuples, ratios and matrices in order; intervals
       by their ends, also as inequalities; \pm 2 equals 2, -2; x \ne 2 equals
       \mathbb{R}\setminus\{2\}; x = 1, y = 2 equals (1, 2)
     words ignore case; letters of choices do not
-    expressions that have the same value wherever both are defined
+    expressions that have the same value wherever both are defined and real
 
   `gold` is what `check_reference` returns. Where the exact comparison does not
   decide, `jail` (default: this thread's) does; if it fails, it is "invalid".
@@ -207,14 +209,20 @@ def _value(node: Node) -> Tree:
   return node.tree if isinstance(node, Leaf) else None
 
 
+def _of_sentence(words: list[str]) -> bool:
+  return len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words)
+
+
 def _fault(node: Node) -> str:
   if isinstance(node, Leaf) and node.tree is None:
     return f"unreadable: {node.fault}"
+  if isinstance(node, Leaf) and _of_sentence(node.unit.strip("?").split()):
+    return "it is a sentence"
   if isinstance(node, Words):
     words = node.text.split()
     if node.text in _MISSING:
       return "it marks a missing value"
-    if len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words):
+    if _of_sentence(words):
       return "it is a sentence"
   if isinstance(node, Items) and node.choice and node.kind == "list":
     return "it offers a choice"

@@ -6,10 +6,12 @@ True or False, or None if it depends on the values of leaves (see symbolic.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from brorl_jax.verdicts.math.expressions import canonical_unit, variables
 from brorl_jax.verdicts.math.structure import (
   Assign,
   Items,
@@ -18,6 +20,7 @@ from brorl_jax.verdicts.math.structure import (
   Relation,
   Row,
   Words,
+  parse,
 )
 
 Answer = bool | None
@@ -27,6 +30,7 @@ LeafRule = Callable[[Leaf, Leaf], Answer]
 # is often exact (2.5, 0.125), and half a unit of the last digit would accept
 # wrong answers.
 _ROUNDED_DIGITS = 4
+_LETTERS_LAST = re.compile(r"(.*[\d})]) ([A-Za-z](?: [/^*] .*)?)")
 
 
 def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
@@ -46,7 +50,7 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
         return False
       marks = {answer.open, gold.open}
       # A time may leave out its p.m.
-      times = ":" in marks and all(mark[0] == ":" for mark in marks)
+      times = ":" in marks and marks <= {":", ":p.m.", ":a.m."}
       if answer.close != gold.close or (len(marks) > 1 and not times):
         return False
       return _in_order(a, g, rule)
@@ -56,6 +60,8 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
         if equal or answer.signs != ("=",):
           return equal
       return _equations(answer, gold, rule)
+    case Relation(), _ if value := _without_left_side(answer, gold):
+      return same(value, gold, rule)
     case Relation(), _:
       return _chain(answer, (answer.sides[-1], gold), rule)
     case _, Relation():
@@ -86,10 +92,13 @@ def is_rounded(leaf: Leaf) -> bool:
 
 
 def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
-  if answer.unit and gold.unit and answer.unit != gold.unit:
-    return False
-  if _is_base(answer.unit) and not gold.unit:
-    return False  # 11_2 is three
+  if bool(answer.unit) != bool(gold.unit):
+    answer, gold = _lettered(answer, gold.unit), _lettered(gold, answer.unit)
+  if answer.unit != gold.unit:
+    if "?" in answer.unit + gold.unit or (answer.unit and gold.unit):
+      return False
+    if _is_base(answer.unit):
+      return gold.tree is not None and _based(answer) == gold.tree
   a, g = answer.tree, gold.tree
   if a is not None and a == g:
     return True
@@ -101,6 +110,26 @@ def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
 def _is_base(unit: str) -> bool:
   """Whether it is a base that an answer must not keep to itself."""
   return unit.startswith("(base") and unit != "(base 10)"
+
+
+def _based(leaf: Leaf) -> Fraction | None:
+  """The value of 101_2, which is 5."""
+  whole, _, part = leaf.text.replace(" ", "").partition(".")
+  base = int(leaf.unit.strip("(base )"))
+  if not re.fullmatch(r"-?[0-9A-F]+", whole + part):
+    return None
+  return Fraction(int(whole + part, base), base ** len(part))
+
+
+def _lettered(leaf: Leaf, unit: str) -> Leaf:
+  """The leaf "5 m / s" with these letters as its unit, if that is the unit."""
+  found = unit and _LETTERS_LAST.fullmatch(leaf.text)
+  if not found or canonical_unit(found[2]) != unit:
+    return leaf
+  number = parse(found[1])
+  return (
+    dataclasses.replace(number, unit=unit) if type(number) is Leaf else leaf
+  )
 
 
 def _letter(node: Node) -> object:
@@ -163,6 +192,23 @@ def _equation(node: Node) -> Leaf | None:
   return None if None in sides else Leaf("=", ("=", *sides))
 
 
+def _without_left_side(chain: Relation, gold: Node) -> Node | None:
+  """The value of m + n = 256 + 37 = 293, where a value is the reference."""
+  left, *values = chain.sides
+  if {*chain.signs} != {"="} or not _has_names(left) or _has_names(gold):
+    return None
+  return Relation(chain.signs[1:], (*values,)) if values[1:] else values[0]
+
+
+def _has_names(node: Node) -> bool:
+  match node:
+    case Leaf():
+      return bool(variables(node.tree))
+    case Items() | Row():
+      return any(map(_has_names, node.items))
+  return True
+
+
 def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
@@ -175,8 +221,11 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   ]
   if set(chain.signs) != {"="} or len(set(parts)) < len(parts):
     return False
-  units = {part.unit for part in parts if isinstance(part, Leaf)}
-  if len(units - {""}) > 1 or ("" in units and any(map(_is_base, units))):
+  written = [part.unit if isinstance(part, Leaf) else "" for part in parts]
+  if any(_is_base(b) and not a for a, b in itertools.pairwise(written)):
+    return False  # 11 = 11_2; but 11_2 = 3
+  units = {unit for unit in written if not _is_base(unit)}
+  if len(units - {""}) > 1:
     return False
   if len(units) > 1 and not _ends_in_unit(chain.sides):
     return False

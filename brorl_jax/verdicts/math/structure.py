@@ -17,12 +17,12 @@ from brorl_jax.verdicts.math.expressions import (
   DEGREES,
   FUNCTIONS,
   LETTERS,
+  MARKS,
   Token,
   Tree,
   Unreadable,
   canonical_unit,
   decimal_step,
-  known_unit,
   plain,
   read,
   tokens,
@@ -86,7 +86,10 @@ Node = Leaf | Words | Items | Row | Assign | Relation
 _INFINITY = Leaf(r"\infty", ("constant", "infinity"))
 _MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
 _REALS = Row("(", (_MINUS_INFINITY, _INFINITY), ")")
-_NAMED_SETS = {r"\emptyset": Items("set", ()), r"\mathbbR": _REALS}
+_NAMED_SETS = {
+  **{r"\emptyset": Items("set", ()), r"\mathbbR": _REALS},
+  **{x: Words(x) for x in (r"\mathbbN", r"\mathbbZ", r"\mathbbQ", r"\ldots")},
+}
 _ALL_BUT = tuple((r"\mathbbR", minus, r"\{") for minus in (r"\setminus", "-"))
 _FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _OPEN = ("(", "[", "{", r"\{", r"\langle")
@@ -97,9 +100,14 @@ _SIGNS = (
   r"\simeq", r"\cong", r"\propto",
 )  # fmt: skip
 # Round and square brackets are equal; bars are a determinant.
-_MATRICES = {x: "matrix" for x in ("bmatrix", "pmatrix", "smallmatrix")}
+_MATRICES = {
+  f"{x}matrix": "matrix" for x in ("b", "p", "B", "small", "bsmall", "psmall")
+}
 _CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
-_NAMED = re.compile(r"x|x\(x\)|\((?:x,)+x,?\)")
+_NAMED = re.compile(r"x|x\(-?[x1]\)|\((?:x,)+x,?\)")
+_DERIVATIVE = re.compile(r"\\frac\{d[A-Za-z]?\}\{d[A-Za-z]\}[A-Za-z]?")
+# A left side with one of these denies what it names.
+_DENIALS = frozenset(("not", "no", "never", "wrong", "false", "incorrect"))
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
 _MIXED = re.compile(r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])")
 
@@ -115,7 +123,7 @@ def parse(text: str) -> Node:
   expression is a leaf without a tree.
   """
   text = plain(text)
-  if _WORDS.fullmatch(text) and not known_unit(text):
+  if _WORDS.fullmatch(text):
     if text not in ("pi", "sqrt") and " or " not in f" {text} ":
       return Words(text.casefold())
   try:
@@ -278,8 +286,9 @@ def _related(part: Sequence[Token]) -> Node | None:
     return Assign(names[0], _structure(sides[1]))
   if names[0] and signs == (r"\neq",):
     return Assign(names[0], Items("except", _flat([_structure(sides[1])])))
-  if names[0] and set(signs) == {"="}:
-    return Assign(names[0], Relation(signs[1:], _structures(sides[1:])))
+  if set(signs) == {"="} and (name := names[0] or _caption(sides[0])):
+    values = _structures(sides[1:])
+    return Assign(name, Relation(signs[1:], values) if signs[1:] else values[0])
   name = names[0] or names[1]
   if name and len(signs) == 1 and signs[0] in _FLIPPED:
     sign, end = signs[0], sides[0]
@@ -307,15 +316,30 @@ def _interval(start: Node, left: str, right: str, end: Node) -> Row | None:
 
 
 def _name(part: Sequence[Token]) -> str | None:
-  """The name on one side of an assignment: x, f(x), (x, y)."""
+  """The name on one side of an assignment: x, f(x), f(2), (x, y), dy/dx."""
+  if part and part[0].text in MARKS:
+    part = [token for token in part if token.text not in ("{", "}", *MARKS)]
   form = ""  # a letter for a variable, as in x and f(x) and (x,y)
   for kind, text in part:
     letter = kind == "symbol" and text not in ("e", "i")
-    sign = text if kind == "sign" else "?"
+    sign = text if kind == "sign" else "1" if kind == "number" else "?"
     form += "x" if letter or text in LETTERS else sign
-  return (
-    "".join(token.text for token in part) if _NAMED.fullmatch(form) else None
-  )
+  name = "".join(token.text for token in part)
+  return name if _NAMED.fullmatch(form) or _DERIVATIVE.fullmatch(name) else None
+
+
+def _caption(part: Sequence[Token]) -> str | None:
+  r"""What names a value and is no expression: P(X=2), \angle A, \text{Area}."""
+  texts = [token.text for token in part]
+  kinds = {token.kind for token in part}
+  denied = not _DENIALS.isdisjoint(map(str.casefold, texts))
+  if denied or kinds.isdisjoint(("symbol", "word")) or part[0].kind == "number":
+    return None
+  try:
+    read(part)
+  except Unreadable:
+    return "".join(texts)
+  return None
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
@@ -342,8 +366,11 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
     return _structure(inside)
   pieces, commas = _split(inside, ",")
   if commas:
+    if (first, last) == (r"\langle", r"\rangle"):
+      first, last = "(", ")"  # a vector
     return Row(first, _structures(pieces), last)
-  if (first, last) == ("(", ")"):
+  matrix = first + last == "[]" and inside and inside[0].text[:6] == r"\begin"
+  if matrix or (first, last) == ("(", ")"):
     # Brackets around the whole part, not around a factor of an expression.
     return _structure(inside)
   return None
@@ -372,7 +399,7 @@ def _matrix(part: Sequence[Token]) -> Node | None:
   kind = part[0].text.removeprefix(r"\begin")
   if part[-1].text != rf"\end{kind}" or not _is_around(part):
     return None
-  inside = part[1:-1]
+  inside, kind = part[1:-1], kind.removesuffix("*")
   if kind == "array" and inside and inside[0].text == "{":
     end = next(i for i, token in enumerate(inside) if token.text == "}")
     inside, kind = inside[end + 1 :], "matrix"
