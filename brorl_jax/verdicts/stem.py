@@ -7,6 +7,7 @@ Short answers are compared by their spelling, or as measurements.
 from __future__ import annotations
 
 import itertools
+import pathlib
 import re
 import unicodedata
 from collections import Counter
@@ -14,16 +15,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from brorl_jax.verdicts import math, strict_json
-from brorl_jax.verdicts.base import (
-  Domain,
-  Field,
-  Verdict,
-  judged,
-  overlong,
-  require_text,
-  tagged,
-)
+from brorl_jax.verdicts import base, math, strict_json
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
 from brorl_jax.verdicts.math.gate import boxed, unboxed
 from brorl_jax.verdicts.strict_json import Refused, kind
 
@@ -58,6 +51,10 @@ _NO_CHOICE = ("not a choice", "not a letter", "several letters")
 _LONG_WORD = re.compile(r"[^\W\d_]{4}")
 
 
+def _table(name: str) -> str:
+  return pathlib.Path(__file__).with_name(name).read_text("utf-8")
+
+
 def verify(
   response: str,
   answer: str,
@@ -89,11 +86,11 @@ def verify(
   Raises ValueError if the response is no text, or the answer no letter of a
   choice.
   """
-  require_text(response)
+  base.require_text(response)
   given = find(response)
   if not given:
     return judged("no answer" if given is None else "empty answer", "")
-  if fail := overlong(given, MAX_ANSWER):
+  if fail := base.overlong(given, MAX_ANSWER):
     return fail
   if choices is not None:
     letters = LETTERS[: len(choices)]
@@ -121,7 +118,7 @@ def find(response: str) -> str | None:
   tail = response.rpartition("</think>")[2]
   if "<think>" in tail:
     return None  # still thinking
-  for answer in (boxed(tail), tagged(tail)):
+  for answer in (boxed(tail), base.tagged(tail)):
     if answer is not None:
       return answer
   return _spoken(tail)
@@ -150,7 +147,7 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   Raises ValueError if it cannot be compared: it is empty, names no choice,
   hedges ("4 or 5") or is a sentence, or the choices are wrong.
   """
-  require_text(answer, "answer")
+  base.require_text(answer, "answer")
   bare = unboxed(answer)
   if not bare.strip():
     raise ValueError("answer is empty; write the reference answer")
@@ -312,15 +309,7 @@ _HYPHEN = re.compile(
   rf"(?<=[^\W\d_]{{3}})-(?!{_FUNCTIONS})(?=\w\w)"
   rf"|(?<=[α-ωΑ-Ω])-(?!{_FUNCTIONS})(?=[^\W\d_]{{3}})"
 )
-ELEMENTS = frozenset(
-  """
-  H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu
-  Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba
-  La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb
-  Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs
-  Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
-  """.split()
-)
+ELEMENTS = frozenset(_table("elements.txt").split())
 
 
 def plain(text: str) -> str:
@@ -444,20 +433,8 @@ _PREFIXES = {
   **{"deci": "d", "centi": "c", "milli": "m", "micro": "μ", "nano": "n"},
   **{"pico": "p", "femto": "f", "atto": "a", "": ""},
 }
-# A symbol and its names, the plural's s apart. These take any prefix.
-_PREFIXED = """
-  m meter metre, g gram gramme, s second sec, A ampere amp, K kelvin, mol mole,
-  cd candela, Hz hertz, N newton, Pa pascal, J joule, W watt, C coulomb, V volt,
-  F farad, Ω ohm, S siemens, Wb weber, T tesla, H henry, lm lumen, lx lux,
-  Bq becquerel, Gy gray, Sv sievert, L liter litre l, M molar, eV electronvolt,
-  cal calorie, bar, Da dalton, bit, B byte, u amu, pc parsec, rad radian
-"""
-_OTHER = """
-  min minute mins, h hour hr, d day, yr year, ° degree deg, °C, °F, % percent, Å
-  angstrom, atm atmosphere, torr Torr, mmHg, ly, AU, ppm, ppb, rpm, week, month,
-  in inch inche, ft foot feet, mi mile, lb pound, dB decibel, psi, sr, dyn dyne,
-  erg, Ci curie, hp horsepower
-"""
+# A symbol and its names, the plural's s apart. The first part takes any prefix.
+_PREFIXED, _OTHER = _table("measures.txt").split(";")
 
 
 def _spellings() -> dict[str, str]:

@@ -12,18 +12,9 @@ from fractions import Fraction
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
-from brorl_jax.verdicts.math import compare, gate
+from brorl_jax.verdicts.math import compare, gate, structure
 from brorl_jax.verdicts.math.expressions import Tree, Unreadable, plain
-from brorl_jax.verdicts.math.structure import (
-  Assign,
-  Items,
-  Leaf,
-  Node,
-  Relation,
-  Row,
-  Words,
-  parse,
-)
+from brorl_jax.verdicts.math.structure import Assign, Items, Leaf, Node, parse
 from brorl_jax.verdicts.sandbox.jail import Jail, mine
 
 DEADLINE = 3.0  # seconds in the jail; the slowest honest pair took 0.2
@@ -126,9 +117,9 @@ def _parts(node: Node) -> tuple[Node, ...]:
   match node:
     case Assign():
       return (node.value,)
-    case Items() | Row():
+    case Items() | structure.Row():
       return node.items
-    case Relation():
+    case structure.Relation():
       return node.sides
   return ()
 
@@ -205,7 +196,9 @@ def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
 def _value(node: Node) -> Tree:
   node = node.value if isinstance(node, Assign) else node
   node = compare.single(node) or node
-  node = node.sides[-1] if isinstance(node, Relation) else node  # of a chain
+  node = (
+    node.sides[-1] if isinstance(node, structure.Relation) else node
+  )  # of a chain
   return node.tree if isinstance(node, Leaf) else None
 
 
@@ -218,7 +211,7 @@ def _fault(node: Node) -> str:
     return f"unreadable: {node.fault}"
   if isinstance(node, Leaf) and _of_sentence(node.unit.strip("?").split()):
     return "it is a sentence"
-  if isinstance(node, Words):
+  if isinstance(node, structure.Words):
     words = node.text.split()
     if node.text in _MISSING:
       return "it marks a missing value"
@@ -226,7 +219,7 @@ def _fault(node: Node) -> str:
       return "it is a sentence"
   if isinstance(node, Items) and node.choice and node.kind == "list":
     return "it offers a choice"
-  if isinstance(node, Relation) and set(node.signs) == {"="}:
+  if isinstance(node, structure.Relation) and set(node.signs) == {"="}:
     values = {part.tree for part in node.sides if isinstance(part, Leaf)}
     numbers = all(isinstance(value, Fraction) for value in values)
     if numbers and len(values) > 1:

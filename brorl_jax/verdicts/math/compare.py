@@ -11,17 +11,9 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from brorl_jax.verdicts.math import structure
 from brorl_jax.verdicts.math.expressions import canonical_unit, variables
-from brorl_jax.verdicts.math.structure import (
-  Assign,
-  Items,
-  Leaf,
-  Node,
-  Relation,
-  Row,
-  Words,
-  parse,
-)
+from brorl_jax.verdicts.math.structure import Assign, Items, Leaf, Node, Row
 
 Answer = bool | None
 LeafRule = Callable[[Leaf, Leaf], Answer]
@@ -40,7 +32,7 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
       return _assigned(answer, gold, rule)
     case Leaf(), Leaf():
       return _leaves(answer, gold, rule)
-    case (Words(), _) | (_, Words()):
+    case (structure.Words(), _) | (_, structure.Words()):
       return _letter(answer) == _letter(gold)
     case Items(), Items():
       return _items(answer, gold, rule)
@@ -54,17 +46,17 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
       if answer.close != gold.close or (len(marks) > 1 and not times):
         return False
       return _in_order(a, g, rule)
-    case Relation(), Relation():
+    case structure.Relation(), structure.Relation():
       if answer.signs == gold.signs:
         equal = _in_order(answer.sides, gold.sides, rule)
         if equal or answer.signs != ("=",):
           return equal
       return _equations(answer, gold, rule)
-    case Relation(), _ if value := _without_left_side(answer, gold):
+    case structure.Relation(), _ if value := _without_left_side(answer, gold):
       return same(value, gold, rule)
-    case Relation(), _:
+    case structure.Relation(), _:
       return _chain(answer, (answer.sides[-1], gold), rule)
-    case _, Relation():
+    case _, structure.Relation():
       return _chain(gold, (answer, gold.sides[-1]), rule)
     # x = 1, y = 2 and (1, 2)
     case Items(), Row():
@@ -126,7 +118,7 @@ def _lettered(leaf: Leaf, unit: str) -> Leaf:
   found = unit and _LETTERS_LAST.fullmatch(leaf.text)
   if not found or canonical_unit(found[2]) != unit:
     return leaf
-  number = parse(found[1])
+  number = structure.parse(found[1])
   return (
     dataclasses.replace(number, unit=unit) if type(number) is Leaf else leaf
   )
@@ -136,7 +128,7 @@ def _letter(node: Node) -> object:
   """A letter as text equals the same letter as a symbol."""
   if isinstance(node, Leaf) and len(node.text) == 1 and not node.unit:
     return node.text
-  return node.text if isinstance(node, Words) else node
+  return node.text if isinstance(node, structure.Words) else node
 
 
 def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
@@ -150,7 +142,7 @@ def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
       return same(answer, gold, rule)
     case Assign(), Assign() if answer.name == gold.name:
       return same(answer.value, gold.value, rule)
-    case (Assign() | Relation(), Assign() | Relation()):
+    case (Assign() | structure.Relation(), Assign() | structure.Relation()):
       return _equations(answer, gold, rule)
     case Assign(), _:
       return same(answer.value, gold, rule)
@@ -182,7 +174,7 @@ def _each(node: Node) -> Node:
 
 def _equation(node: Node) -> Leaf | None:
   """Both sides of an equation as one leaf, marked as an equation."""
-  if isinstance(node, Relation) and node.signs == ("=",):
+  if isinstance(node, structure.Relation) and node.signs == ("=",):
     sides = [s.tree if isinstance(s, Leaf) else None for s in node.sides]
   elif isinstance(node, Assign) and isinstance(node.value, Leaf):
     named = node.name.isalpha() or node.name.startswith("\\")
@@ -192,12 +184,14 @@ def _equation(node: Node) -> Leaf | None:
   return None if None in sides else Leaf("=", ("=", *sides))
 
 
-def _without_left_side(chain: Relation, gold: Node) -> Node | None:
+def _without_left_side(chain: structure.Relation, gold: Node) -> Node | None:
   """The value of m + n = 256 + 37 = 293, where a value is the reference."""
   left, *values = chain.sides
   if {*chain.signs} != {"="} or not _has_names(left) or _has_names(gold):
     return None
-  return Relation(chain.signs[1:], (*values,)) if values[1:] else values[0]
+  return (
+    structure.Relation(chain.signs[1:], (*values,)) if values[1:] else values[0]
+  )
 
 
 def _has_names(node: Node) -> bool:
@@ -209,7 +203,9 @@ def _has_names(node: Node) -> bool:
   return True
 
 
-def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
+def _chain(
+  chain: structure.Relation, ends: tuple[Node, Node], rule: LeafRule
+) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
   All parts must be equal, and differ in writing: 8 = 9, 8 = 8 and 8 = 8 cm are

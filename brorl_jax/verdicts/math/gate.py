@@ -95,7 +95,7 @@ _CODE = re.compile(
 _CODE_IN_TEXT = re.compile(
   r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|(?<!\bsq)(?<!\bcu)\.\s*\w{2}"""
 )
-_SPENDING = re.compile(
+_SPENDING = (
   r"\\(?:sum|prod|int|iint|iiint|oint|lim|limsup|liminf|bigcup|bigcap|coprod"
   r"|input|include|def|gdef|edef|let|newcommand|renewcommand|csname|loop|write"
   r"|read|openin|openout|href|url|usepackage|catcode|expandafter|require)"
@@ -119,27 +119,20 @@ _SMALL_FACTORIAL = re.compile(
 # command, or what follows up to the next operator.
 _BARE_EXPONENT = re.compile(r"[+-]?\s*(?:\\[A-Za-z]+|\d+|[A-Za-z])")
 # What is refused where it occurs this often, and the reason.
-_LOOKS = (
+_Table = Sequence[tuple[str, int, str]]
+_LOOKS: _Table = (
   (_SPENDING, 1, "unbounded operator"),
-  (re.compile(r"\\boxed"), 1, "box in the answer"),
-  (re.compile(r"(?<!\\)\$"), 3, "several formulas"),
-  (
-    re.compile(rf"[A-Za-z]{{{_MAX_NAME + 1}}}"),
-    1,
-    f"name of more than {_MAX_NAME} letters",
-  ),
+  (r"\\boxed", 1, "box in the answer"),
+  (r"(?<!\\)\$", 3, "several formulas"),
+  (f"[A-Za-z]{{{_MAX_NAME + 1}}}", 1, f"name of more than {_MAX_NAME} letters"),
 )
-_SIZES = (
-  (re.compile(","), _MAX_ITEMS, f"more than {_MAX_ITEMS} items"),
-  (re.compile(r"&|\\\\"), _MAX_CELLS, f"more than {_MAX_CELLS} cells"),
-  (re.compile(r"\|"), 9, "too many bars"),
-  (
-    re.compile(rf"\d{{{_MAX_DIGITS + 1}}}"),
-    1,
-    f"number of more than {_MAX_DIGITS} digits",
-  ),
-  (re.compile(r"\d\s*[eE]\s*[+-]?\s*\d{4}"), 1, "exponent too large"),
-  (re.compile(_FUNCTION), 9, "more than 8 functions"),
+_SIZES: _Table = (
+  (",", _MAX_ITEMS, f"more than {_MAX_ITEMS} items"),
+  (r"&|\\\\", _MAX_CELLS, f"more than {_MAX_CELLS} cells"),
+  (r"\|", 9, "too many bars"),
+  (rf"\d{{{_MAX_DIGITS + 1}}}", 1, f"number of more than {_MAX_DIGITS} digits"),
+  (r"\d\s*[eE]\s*[+-]?\s*\d{4}", 1, "exponent too large"),
+  (_FUNCTION, 9, "more than 8 functions"),
 )
 
 
@@ -192,10 +185,8 @@ def _ascii(text: str) -> tuple[str, str]:
   return "".join(out), ""
 
 
-def _counted(
-  bare: str, table: Sequence[tuple[re.Pattern[str], int, str]]
-) -> str:
-  found = (why for what, n, why in table if len(what.findall(bare)) >= n)
+def _counted(bare: str, table: _Table) -> str:
+  found = (why for what, n, why in table if len(re.findall(what, bare)) >= n)
   return next(found, "")
 
 

@@ -13,20 +13,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
-from brorl_jax.verdicts.math.expressions import (
-  DEGREES,
-  FUNCTIONS,
-  LETTERS,
-  MARKS,
-  Token,
-  Tree,
-  Unreadable,
-  canonical_unit,
-  decimal_step,
-  plain,
-  read,
-  tokens,
-)
+from brorl_jax.verdicts.math import expressions
+from brorl_jax.verdicts.math.expressions import Token, Tree, Unreadable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,10 +74,7 @@ Node = Leaf | Words | Items | Row | Assign | Relation
 _INFINITY = Leaf(r"\infty", ("constant", "infinity"))
 _MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
 _REALS = Row("(", (_MINUS_INFINITY, _INFINITY), ")")
-_NAMED_SETS = {
-  **{r"\emptyset": Items("set", ()), r"\mathbbR": _REALS},
-  **{x: Words(x) for x in (r"\mathbbN", r"\mathbbZ", r"\mathbbQ", r"\ldots")},
-}
+_NAMED_SETS = {r"\emptyset": Items("set", ()), r"\mathbbR": _REALS}
 _ALL_BUT = tuple((r"\mathbbR", minus, r"\{") for minus in (r"\setminus", "-"))
 _FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _OPEN = ("(", "[", "{", r"\{", r"\langle")
@@ -99,10 +84,6 @@ _SIGNS = (
   r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
   r"\simeq", r"\cong", r"\propto",
 )  # fmt: skip
-# Round and square brackets are equal; bars are a determinant.
-_MATRICES = {
-  f"{x}matrix": "matrix" for x in ("b", "p", "B", "small", "bsmall", "psmall")
-}
 _CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
 _NAMED = re.compile(r"x|x\(-?[x1]\)|\((?:x,)+x,?\)")
 _DERIVATIVE = re.compile(r"\\frac\{d[A-Za-z]?\}\{d[A-Za-z]\}[A-Za-z]?")
@@ -122,12 +103,12 @@ def parse(text: str) -> Node:
   Raises Unreadable if a part is empty or brackets do not match. An unreadable
   expression is a leaf without a tree.
   """
-  text = plain(text)
+  text = expressions.plain(text)
   if _WORDS.fullmatch(text):
     if text not in ("pi", "sqrt") and " or " not in f" {text} ":
       return Words(text.casefold())
   try:
-    return _structure(tokens(_MIXED.sub(r"\1\\frac{\2}{\3}", text)))
+    return _structure(expressions.tokens(_MIXED.sub(r"\1\\frac{\2}{\3}", text)))
   except RecursionError:
     raise Unreadable("too deep") from None
 
@@ -317,13 +298,17 @@ def _interval(start: Node, left: str, right: str, end: Node) -> Row | None:
 
 def _name(part: Sequence[Token]) -> str | None:
   """The name on one side of an assignment: x, f(x), f(2), (x, y), dy/dx."""
-  if part and part[0].text in MARKS:
-    part = [token for token in part if token.text not in ("{", "}", *MARKS)]
+  if part and part[0].text in expressions.MARKS:
+    part = [
+      token
+      for token in part
+      if token.text not in ("{", "}", *expressions.MARKS)
+    ]
   form = ""  # a letter for a variable, as in x and f(x) and (x,y)
   for kind, text in part:
     letter = kind == "symbol" and text not in ("e", "i")
     sign = text if kind == "sign" else "1" if kind == "number" else "?"
-    form += "x" if letter or text in LETTERS else sign
+    form += "x" if letter or text in expressions.LETTERS else sign
   name = "".join(token.text for token in part)
   return name if _NAMED.fullmatch(form) or _DERIVATIVE.fullmatch(name) else None
 
@@ -336,7 +321,7 @@ def _caption(part: Sequence[Token]) -> str | None:
   if denied or kinds.isdisjoint(("symbol", "word")) or part[0].kind == "number":
     return None
   try:
-    read(part)
+    expressions.read(part)
   except Unreadable:
     return "".join(texts)
   return None
@@ -355,6 +340,8 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
   first, last = part[0].text, part[-1].text
   if len(part) == 1 and first in _NAMED_SETS:
     return _NAMED_SETS[first]
+  if len(part) == 1 and (first.startswith(r"\mathbb") or first == r"\ldots"):
+    return Words(first)
   if first.startswith(r"\begin"):
     return _matrix(part)
   if last not in _CLOSE or not _is_around(part):
@@ -408,7 +395,9 @@ def _matrix(part: Sequence[Token]) -> Node | None:
     rows = rows[:-1]
   cells = [_split(row, "&")[0] for row in rows]
   made = tuple(Row("&", _structures(row), "&") for row in cells)
-  return Row(_MATRICES.get(kind, kind), made, "matrix")
+  if kind.endswith("matrix") and kind[0] not in "vV":
+    kind = "matrix"  # brackets of all forms are equal; bars are a determinant
+  return Row(kind, made, "matrix")
 
 
 def _leaf(part: Sequence[Token]) -> Node:
@@ -420,7 +409,7 @@ def _leaf(part: Sequence[Token]) -> Node:
     return Items("list", tuple(both))
   bare, unit = _without_unit(part)
   try:
-    tree = read(bare)
+    tree = expressions.read(bare)
   except Unreadable as error:
     text = " ".join(token.text for token in part)
     return Leaf(text, None, fault=str(error))
@@ -428,7 +417,7 @@ def _leaf(part: Sequence[Token]) -> Node:
   step = None
   based = unit.startswith("(base")  # its last digit is not a tenth
   if len(digits) == 1 and digits[0].kind == "number" and not based:
-    step = decimal_step(digits[0].text)
+    step = expressions.decimal_step(digits[0].text)
   return Leaf(" ".join(token.text for token in bare), tree, unit, step)
 
 
@@ -442,17 +431,17 @@ def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
     return part, ""
   unit = ""
   if words:
-    canon = canonical_unit(" ".join(token.text for token in words))
+    canon = expressions.canonical_unit(" ".join(token.text for token in words))
     if canon is None:
       return part, ""
     if canon == "percent":
       return [*bare, Token("sign", "%")], ""
     unit = canon
   texts = [token.text for token in bare]
-  for form in DEGREES:
+  for form in expressions.DEGREES:
     if tuple(texts[-len(form) :]) == form and len(texts) > len(form):
       # Inside an expression a degree is a number, pi / 180.
       inside = not {"+", "-", "*", "/"}.isdisjoint(texts[1 : -len(form)])
-      if not inside and FUNCTIONS.isdisjoint(texts):
+      if not inside and expressions.FUNCTIONS.isdisjoint(texts):
         return bare[: -len(form)], f"degree {unit}".strip()
   return bare, unit
