@@ -7,7 +7,6 @@ Short answers are compared by their spelling, or as measurements.
 from __future__ import annotations
 
 import itertools
-import pathlib
 import re
 import unicodedata
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax.verdicts import base, math, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
+from brorl_jax.verdicts.math.expressions import table
 from brorl_jax.verdicts.math.gate import boxed, unboxed
 from brorl_jax.verdicts.strict_json import Refused, kind
 
@@ -39,9 +39,7 @@ _MAX_DENIAL = 40
 _LETTER = re.compile(
   r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE
 )
-_LETTER_AND_TEXT = re.compile(
-  r"[(\[]?([A-Za-z])(?:[)\].:]+|\s+-|(?=\s))\s*(.+)"
-)
+_LETTER_TEXT = re.compile(r"[(\[]?([A-Za-z])(?:[)\].:]+|\s+-|(?=\s))\s*(.+)")
 _HEDGES = re.compile(
   r"\b(?:or|either|maybe|perhaps|possibly|probably|depends|varies|e\.g|etc)\b",
   re.IGNORECASE,
@@ -49,10 +47,6 @@ _HEDGES = re.compile(
 _EXPRESSION = re.compile(r"\\[a-zA-Z]+|[=^*/+<>(\d]")
 _NO_CHOICE = ("not a choice", "not a letter", "several letters")
 _LONG_WORD = re.compile(r"[^\W\d_]{4}")
-
-
-def _table(name: str) -> str:
-  return pathlib.Path(__file__).with_name(name).read_text("utf-8")
 
 
 def verify(
@@ -188,16 +182,14 @@ def _short(given: str, answer: str, jail: Any) -> Verdict:
   return Verdict(verdict.status, verdict.score, verdict.reason, given)
 
 
-def _choice_fault(
-  given: str, answer: str, choices: Sequence[str] | None
-) -> str:
+def _choice_fault(text: str, answer: str, choices: Sequence[str] | None) -> str:
   if choices is not None:
-    letter, fault = _read_choice(given, choices)
+    letter, fault = _read_choice(text, choices)
     return fault or ("" if letter == answer else "wrong answer")
-  alone = _LETTER.fullmatch(unwrapped(given))
+  alone = _LETTER.fullmatch(unwrapped(text))
   if alone:
     return "" if alone[1] == answer else "wrong answer"
-  return "several letters" if _sprays(given) else "not a letter"
+  return "several letters" if _sprays(text) else "not a letter"
 
 
 def _read_choice(given: str, choices: Sequence[str]) -> tuple[str | None, str]:
@@ -212,7 +204,7 @@ def _read_choice(given: str, choices: Sequence[str]) -> tuple[str | None, str]:
   for letter, text in texts.items():
     if text == wanted:
       return letter, ""
-  both = _LETTER_AND_TEXT.fullmatch(bare)
+  both = _LETTER_TEXT.fullmatch(bare)
   if both and texts.get(both[1].upper()) == key(both[2]):
     return both[1].upper(), ""
   return None, "several letters" if _sprays(bare) else "not a choice"
@@ -262,14 +254,8 @@ def _is_expression(answer: str) -> bool:
 
 # Words, formulae and symbols by spelling.
 
-_GREEK = dict(
-  zip(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi"
-    " omicron pi rho sigma tau upsilon phi chi psi omega".split(),
-    "αβγδεζηθικλμνξοπρστυφχψω",
-    strict=True,
-  )
-)
+_greek = lambda c: unicodedata.name(c).split()[-1].lower().replace("md", "mbd")
+_GREEK = {_greek(c): c for c in "αβγδεζηθικλμνξοπρστυφχψω"}
 _GREEK |= {name.capitalize(): c.upper() for name, c in _GREEK.items()}
 _GREEK_NAME = {c: name for name, c in _GREEK.items()}
 _TYPED = {
@@ -309,7 +295,7 @@ _HYPHEN = re.compile(
   rf"(?<=[^\W\d_]{{3}})-(?!{_FUNCTIONS})(?=\w\w)"
   rf"|(?<=[α-ωΑ-Ω])-(?!{_FUNCTIONS})(?=[^\W\d_]{{3}})"
 )
-ELEMENTS = frozenset(_table("elements.txt").split())
+ELEMENTS = frozenset(table("elements.txt").split())
 
 
 def plain(text: str) -> str:
@@ -428,22 +414,19 @@ _MAX_DIGITS = 60
 # another value of g or R, and a digit less: 1.6 for 1.61, but not 9.7 for 9.81.
 _TOLERANCE = Fraction(1, 100)
 
-_PREFIXES = {
-  **{"tera": "T", "giga": "G", "mega": "M", "kilo": "k", "hecto": "h"},
-  **{"deci": "d", "centi": "c", "milli": "m", "micro": "μ", "nano": "n"},
-  **{"pico": "p", "femto": "f", "atto": "a", "": ""},
-}
+_LONG = "tera giga mega kilo hecto deci centi milli micro nano pico femto atto"
+_PREFIXES = {"": "", **dict(zip(_LONG.split(), "TGMkhdcmμnpfa", strict=True))}
 # A symbol and its names, the plural's s apart. The first part takes any prefix.
-_PREFIXED, _OTHER = _table("measures.txt").split(";")
+_PREFIXED, _OTHER = table("measures.txt").split(";")
 
 
 def _spellings() -> dict[str, str]:
   symbols = {}
-  for table, prefixes in ((_OTHER, {"": ""}), (_PREFIXED, _PREFIXES)):
+  for names, prefixes in ((_OTHER, {"": ""}), (_PREFIXED, _PREFIXES)):
     for long, short in prefixes.items():
-      for symbol, *names in map(str.split, table.split(",")):
+      for symbol, *others in map(str.split, names.split(",")):
         symbols.setdefault(short + symbol, short + symbol)
-        for name in names:
+        for name in others:
           symbols[long + name] = symbols[f"{long}{name}s"] = short + symbol
   return symbols | {"ml": "mL", "kcals": "kcal", "Kg": "kg", "atms": "atm"}
 
@@ -525,17 +508,15 @@ def _same_unit(given: Quantity, right: Quantity) -> bool:
   return (given.known or not given.unit) and (right.known or not right.unit)
 
 
-def _read_number(
-  text: str, start: int
-) -> tuple[Fraction, Fraction, int] | None:
+def _read_number(text: str, at: int) -> tuple[Fraction, Fraction, int] | None:
   """Value, unit of the last digit, and where the number ends."""
-  if match := _FRACTION.match(text, start):
+  if match := _FRACTION.match(text, at):
     below = int(match[2])
     value = Fraction(int(match[1]), below) if below else None
     return None if value is None else (value, Fraction(0), match.end())
-  if match := _POWER_OF_TEN.match(text, start):
+  if match := _POWER_OF_TEN.match(text, at):
     digits, decimals, exponent, step = "1", "", match[2], False
-  elif match := _NUMBER.match(text, start):
+  elif match := _NUMBER.match(text, at):
     whole, decimals = match[2].replace(",", ""), match[3] or ""
     digits, exponent = whole + decimals, match[4] or match[5]
     step = match[3] is not None or exponent is not None

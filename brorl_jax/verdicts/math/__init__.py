@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from fractions import Fraction
+from typing import Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
@@ -182,10 +183,8 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   return clean
 
 
-def _refused(gold: str, reason: str) -> ValueError:
-  return ValueError(
-    f"gold = {gold[:80]!r}: {reason}; correct it or drop the line"
-  )
+def _refused(gold: str, why: str) -> ValueError:
+  return ValueError(f"gold = {gold[:80]!r}: {why}; correct it or drop the line")
 
 
 def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
@@ -227,12 +226,16 @@ def _fault(node: Node) -> str:
   return next(filter(None, map(_fault, _parts(node))), "")
 
 
+def _answer(value: Any) -> str:
+  """One text, or a list of all that are asked for, as OlympiadBench has it."""
+  values = value if isinstance(value, list) else [value]
+  return ", ".join(map(strict_json.answer, values))
+
+
 DOMAIN = Domain(
   name="math",
-  verify=lambda response, entry, jail: verify(
-    response, entry["answer"], jail=jail
-  ),
-  fields={"answer": Field(strict_json.answer)},
+  verify=lambda text, entry, jail: verify(text, entry["answer"], jail=jail),
+  fields={"answer": Field(_answer)},
   check_reference=lambda record: {"answer": check_reference(record["answer"])},
   needs_jail="libraries",
   one_answer=True,

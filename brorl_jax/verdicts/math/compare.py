@@ -118,10 +118,8 @@ def _lettered(leaf: Leaf, unit: str) -> Leaf:
   found = unit and _LETTERS_LAST.fullmatch(leaf.text)
   if not found or canonical_unit(found[2]) != unit:
     return leaf
-  number = structure.parse(found[1])
-  return (
-    dataclasses.replace(number, unit=unit) if type(number) is Leaf else leaf
-  )
+  bare = structure.parse(found[1])
+  return dataclasses.replace(bare, unit=unit) if type(bare) is Leaf else leaf
 
 
 def _letter(node: Node) -> object:
@@ -186,12 +184,10 @@ def _equation(node: Node) -> Leaf | None:
 
 def _without_left_side(chain: structure.Relation, gold: Node) -> Node | None:
   """The value of m + n = 256 + 37 = 293, where a value is the reference."""
-  left, *values = chain.sides
+  left, *rest = chain.sides
   if {*chain.signs} != {"="} or not _has_names(left) or _has_names(gold):
     return None
-  return (
-    structure.Relation(chain.signs[1:], (*values,)) if values[1:] else values[0]
-  )
+  return structure.Relation(chain.signs[1:], (*rest,)) if rest[1:] else rest[0]
 
 
 def _has_names(node: Node) -> bool:

@@ -33,34 +33,27 @@ class Token(NamedTuple):
   text: str
 
 
+_TABLES = pathlib.Path(__file__).parents[1] / "tables"
+
+
+def table(name: str) -> str:
+  return (_TABLES / name).read_text("utf-8")
+
+
 def _spellings(name: str) -> dict[str, str]:
   """The first word of each entry of a table, by every word of the entry."""
-  table = pathlib.Path(__file__).with_name(name).read_text("utf-8")
-  entries = [entry.split() for entry in table.split(",")]
+  entries = [entry.split() for entry in table(name).split(",")]
   return {word: entry[0] for entry in entries for word in entry}
 
 
-# Commands that are variables.
-LETTERS = frozenset(
-  r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta \hbar
-  \vartheta \iota \kappa \lambda \mu \nu \xi \rho \sigma \tau \upsilon \phi
-  \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Xi \Sigma \Phi \Psi
-  \Omega \ell""".split()
-)
-# Commands that apply to what follows, as \sin does.
-FUNCTIONS = frozenset(
-  r"""\sin \cos \tan \sec \csc \cot \arcsin \arccos \arctan \sinh \cosh \tanh
-  \ln \exp \log \coth \sech \csch \arcsec \arccsc \arccot \arcsinh \arccosh
-  \arctanh""".split()
-)
+# Commands that are variables, and that apply to what follows, as \sin does.
+LETTERS = frozenset(table("letters.txt").split())
+FUNCTIONS = frozenset(table("functions.txt").split())
 _SAME = _spellings("commands.txt")
 # Functions and numbers that may be written without a backslash, and operators.
 _NAMES = {x[1:] for x in FUNCTIONS} | {"sqrt", "pi", "gcd", "lcm"}
-_OPERATORS = (
-  _NAMES
-  | {"max", "min"}
-  | {x[1:] for x, same in _SAME.items() if same in FUNCTIONS}
-)
+_OPERATORS = {x[1:] for x, same in _SAME.items() if same in FUNCTIONS}
+_OPERATORS |= _NAMES | {"max", "min"}
 _UNICODE = str.maketrans({
   **{x: f"{same} " for x, same in _SAME.items() if len(x) == 1 and x > "~"},
   "°": r"^\circ ", "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}", "′": "'",
@@ -86,10 +79,8 @@ _SPACE = re.compile(
   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}| )\d{3})+(?![\d ]*\d)")
-_NUMERALS = (
-  "zero one two three four five six seven eight nine ten eleven twelve"
-)
-_BASES = {**{w: n for n, w in enumerate(_NUMERALS.split())}, "sixteen": 16}
+_NUMERALS = "one two three four five six seven eight nine ten eleven twelve"
+_BASES = {w: n for n, w in enumerate(_NUMERALS.split(), 1)} | {"sixteen": 16}
 _TOKEN = re.compile(
   r"""
   (?P<modulus>\\pmod\s*(?:\d+|\{\s*\d+\s*\})
@@ -260,9 +251,8 @@ def canonical_unit(words: str) -> str | None:
   words = re.sub(r"\s*([/^])\s*", r"\1", " ".join(words.split()))
   words = re.sub(r"\b(?:square|sq) (\w+)", r"\1^2", words)
   words = re.sub(r"\b(?:cubic|cu) (\w+)", r"\1^3", words)
-  if not re.fullmatch(
-    r"[A-Za-z]+(?:\^-?\d)?(?:[ /][A-Za-z]+(?:\^-?\d)?){0,3}", words
-  ):
+  factor = r"[A-Za-z]+(?:\^-?\d)?"
+  if not re.fullmatch(rf"{factor}(?:[ /]{factor}){{0,3}}", words):
     return None
   parts = re.split(r"([ /])", words)
   names = [part.partition("^") for part in parts]
@@ -325,13 +315,12 @@ def _power(a: Fraction, b: Fraction) -> Tree:
 
 def _root(a: Fraction, degree: Fraction) -> Fraction | None:
   """The real root where it is rational."""
-  if degree.denominator > 1 or not 2 <= degree <= 100:
+  sign = -1 if a < 0 and degree % 2 else 1
+  if sign * a < 0 or degree.denominator > 1 or not 2 <= degree <= 100:
     return None
-  if a < 0:
-    root = _root(-a, degree) if degree % 2 else None
-    return None if root is None else -root
-  above, below = (_whole_root(n, int(degree)) for n in a.as_integer_ratio())
-  return None if above is None or below is None else Fraction(above, below)
+  parts = (sign * a).as_integer_ratio()
+  above, below = (_whole_root(n, int(degree)) for n in parts)
+  return sign * Fraction(above, below) if above is not None and below else None
 
 
 def _whole_root(n: int, degree: int) -> int | None:
@@ -368,10 +357,8 @@ _OF_TWO = {r"\frac": "/", r"\binom": "binom"}
 _OF_WHOLES = {r"\gcd": math.gcd, r"\lcm": math.lcm}
 _OF_SEVERAL = (r"\max", r"\min", *_OF_WHOLES)
 # Names of vectors, segments and estimates: with their letters one symbol.
-MARKS = (
-  *(r"\hat", r"\vec", r"\bar", r"\overline", r"\overrightarrow", r"\widehat"),
-  r"\tilde",
-)
+_MARKED_NAMES = "hat vec bar overline overrightarrow widehat tilde"
+MARKS = tuple(rf"\{name}" for name in _MARKED_NAMES.split())
 # What may begin a factor, apart from numbers, symbols and bars.
 _STARTS = FUNCTIONS.union(
   LETTERS, _CLOSING, _CONSTANTS, _OF_TWO, _OF_SEVERAL, MARKS, [r"\sqrt"]

@@ -79,15 +79,11 @@ _ALL_BUT = tuple((r"\mathbbR", minus, r"\{") for minus in (r"\setminus", "-"))
 _FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _OPEN = ("(", "[", "{", r"\{", r"\langle")
 _CLOSE = (")", "]", "}", r"\}", r"\rangle")
-_SIGNS = (
-  "=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\equiv", r"\sim",
-  r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
-  r"\simeq", r"\cong", r"\propto",
-)  # fmt: skip
+_SIGNS = r"""= < > \leq \geq \neq \approx \equiv \sim \to \rightarrow \mapsto
+  \implies \Rightarrow \iff \simeq \cong \propto""".split()
 _CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
 _NAMED = re.compile(r"x|x\(-?[x1]\)|\((?:x,)+x,?\)")
 _DERIVATIVE = re.compile(r"\\frac\{d[A-Za-z]?\}\{d[A-Za-z]\}[A-Za-z]?")
-# A left side with one of these denies what it names.
 _DENIALS = frozenset(("not", "no", "never", "wrong", "false", "incorrect"))
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
 _MIXED = re.compile(r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])")
@@ -299,11 +295,8 @@ def _interval(start: Node, left: str, right: str, end: Node) -> Row | None:
 def _name(part: Sequence[Token]) -> str | None:
   """The name on one side of an assignment: x, f(x), f(2), (x, y), dy/dx."""
   if part and part[0].text in expressions.MARKS:
-    part = [
-      token
-      for token in part
-      if token.text not in ("{", "}", *expressions.MARKS)
-    ]
+    marks = ("{", "}", *expressions.MARKS)
+    part = [token for token in part if token.text not in marks]
   form = ""  # a letter for a variable, as in x and f(x) and (x,y)
   for kind, text in part:
     letter = kind == "symbol" and text not in ("e", "i")

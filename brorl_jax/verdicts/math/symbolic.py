@@ -17,13 +17,8 @@ from typing import Any
 
 import mpmath
 
-from brorl_jax.verdicts.math import compare
-from brorl_jax.verdicts.math.expressions import (
-  Tree,
-  Unreadable,
-  subtrees,
-  variables,
-)
+from brorl_jax.verdicts.math import compare, expressions
+from brorl_jax.verdicts.math.expressions import Tree, Unreadable
 from brorl_jax.verdicts.math.structure import Leaf, parse
 
 _MAX_BITS = 20_000  # of values and precision; a root of this size takes 0.1 s
@@ -71,7 +66,7 @@ def _equal(a: Leaf, g: Leaf, seed: bytes, cost: int) -> bool:
   equations = [isinstance(x, tuple) and x[0] == "=" for x in (a.tree, g.tree)]
   if any(equations):
     return all(equations) and _equivalent(a.tree, g.tree, seed, cost)
-  names = sorted(variables(a.tree) | variables(g.tree))
+  names = sorted(expressions.variables(a.tree) | expressions.variables(g.tree))
   if not names:
     if compare.is_rounded(g) and g.step:
       gap, _ = difference(a.tree, g.tree, {}, 400)
@@ -81,10 +76,9 @@ def _equal(a: Leaf, g: Leaf, seed: bytes, cost: int) -> bool:
   if _has_cases(a.tree) or _has_cases(g.tree):
     far = 4 * _product(a.tree) * _product(g.tree)
     points += [{n: far * x for n, x in p.items()} for p in points[:_POINTS]]
-  size = sum(1 for tree in (a.tree, g.tree) for _ in subtrees(tree))
-  late = range(
-    _POINTS_OF_CASES, _POINTS_OF_CASES + min(24, _MOST_PARTS // size)
-  )
+  size = sum(1 for tree in (a.tree, g.tree) for _ in expressions.subtrees(tree))
+  count = min(24, _MOST_PARTS // size)
+  late = range(_POINTS_OF_CASES, _POINTS_OF_CASES + count)
   more = (_point(names, seed, i, scale=1 + i % 2 * 3) for i in late)
   return _equal_where_real(a.tree, g.tree, points, more, cost)
 
@@ -149,8 +143,8 @@ def _point(names: list[str], seed: bytes, i: int, scale: int = 1) -> Point:
 
 def _equivalent(a: Tree, g: Tree, seed: bytes, cost: int) -> bool:
   """Whether one equation is a numeric multiple of the other."""
-  names = sorted(variables(a))
-  if set(names) != variables(g):
+  names = sorted(expressions.variables(a))
+  if set(names) != expressions.variables(g):
     return False
   left, right = (("+", tree[1], ("-", tree[2])) for tree in (a, g))
   # left(p) right(q) = left(q) right(p) at all points q, and neither is zero.
@@ -170,14 +164,16 @@ def _has_cases(tree: Tree) -> bool:
   return any(
     part[0] in _CASES
     or (part[0] == "^" and getattr(part[2], "denominator", 0) != 1)
-    for part in subtrees(tree)
+    for part in expressions.subtrees(tree)
     if isinstance(part, tuple)
   )
 
 
 def _product(tree: Tree) -> int:
   """A bound on where the numbers of a tree can put a change of case."""
-  numbers = [part for part in subtrees(tree) if isinstance(part, Fraction)]
+  numbers = [
+    part for part in expressions.subtrees(tree) if isinstance(part, Fraction)
+  ]
   return math.prod(max(abs(n.numerator), 1) * n.denominator for n in numbers)
 
 
