@@ -270,16 +270,8 @@ _COMMANDS = {
   **{"times": "×", "cdot": "·", "pm": "±", "degree": "°", "circ": "°"},
   **{"leq": "≤", "le": "≤", "geq": "≥", "ge": "≥", "neq": "≠", "ne": "≠"},
   **{"approx": "≈", "sim": "~", "infty": "∞", "rightarrow": "→", "to": "→"},
-  **{
-    "textmu": "μ",
-    "upmu": "μ",
-    "celsius": "°C",
-    "AA": "Å",
-    "angstrom": "Å",
-    "ohm": "Ω",
-    "hbar": "ħ",
-    "ell": "l",
-  },
+  **{"AA": "Å", "angstrom": "Å", "ohm": "Ω", "hbar": "ħ", "ell": "l"},
+  **{"textmu": "μ", "upmu": "μ", "celsius": "°C"},
   **{"left": "", "right": "", "displaystyle": "", "quad": " ", "qquad": " "},
 }
 _WRAPPER = re.compile(

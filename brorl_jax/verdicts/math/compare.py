@@ -217,9 +217,7 @@ def _chain(
   if any(_is_base(b) and not a for a, b in itertools.pairwise(written)):
     return False  # 11 = 11_2; but 11_2 = 3
   units = {unit for unit in written if not _is_base(unit)}
-  if len(units - {""}) > 1:
-    return False
-  if len(units) > 1 and not _ends_in_unit(chain.sides):
+  if len(units - {""}) > 1 or (units > {""} and not _ends_in_unit(chain.sides)):
     return False
   return _in_order((ends[0], *parts[:-1]), (ends[1], *parts[1:]), rule)
 

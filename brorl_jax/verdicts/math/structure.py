@@ -331,10 +331,9 @@ def _ratio(part: Sequence[Token]) -> Node | None:
 
 def _bracketed(part: Sequence[Token]) -> Node | None:
   first, last = part[0].text, part[-1].text
-  if len(part) == 1 and first in _NAMED_SETS:
-    return _NAMED_SETS[first]
-  if len(part) == 1 and (first.startswith(r"\mathbb") or first == r"\ldots"):
-    return Words(first)
+  named = first in _NAMED_SETS or first[:7] in (r"\mathbb", r"\ldots")
+  if len(part) == 1 and named:
+    return _NAMED_SETS.get(first, Words(first))
   if first.startswith(r"\begin"):
     return _matrix(part)
   if last not in _CLOSE or not _is_around(part):

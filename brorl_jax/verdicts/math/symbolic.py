@@ -171,9 +171,7 @@ def _has_cases(tree: Tree) -> bool:
 
 def _product(tree: Tree) -> int:
   """A bound on where the numbers of a tree can put a change of case."""
-  numbers = [
-    part for part in expressions.subtrees(tree) if isinstance(part, Fraction)
-  ]
+  numbers = [x for x in expressions.subtrees(tree) if isinstance(x, Fraction)]
   return math.prod(max(abs(n.numerator), 1) * n.denominator for n in numbers)
 
 
