@@ -385,7 +385,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
      "32768"),
     (1, {"memory_bytes": 10**6},
      "config.devices.memory_bytes ... rollouts of 16 x 6 tokens ... "
-     "use more devices"),
+     "use larger devices"),
     (1, {"memory_bytes": 10**8, "max_new_tokens": 9000, "slots": 4},
      "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
     (3, {}, "3 groups of devices ... sampling.in_flight = 64 ... "
