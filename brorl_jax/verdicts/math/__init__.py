@@ -195,9 +195,8 @@ def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
 def _value(node: Node) -> Tree:
   node = node.value if isinstance(node, Assign) else node
   node = compare.single(node) or node
-  node = (
-    node.sides[-1] if isinstance(node, structure.Relation) else node
-  )  # of a chain
+  if isinstance(node, structure.Relation):
+    node = node.sides[-1]  # of a chain
   return node.tree if isinstance(node, Leaf) else None
 
 

@@ -186,7 +186,8 @@ def _collect(
   trusted: bool,
 ) -> JobResult:
   """Reads results until the job has ended, is late or sends too much."""
-  clock = process.JobClock(jail.pid, limits.test_s, limits.total_s)
+  # Until a job has begun no program runs: a machine that stalls is not late.
+  clock = process.JobClock(jail.pid, _START_S, _START_S)
   control, begun = jail.life, jail_main.BEGUN
   data, at, frames = bytearray(), len(begun), list[Frame]()
   status, cpu_s, reason = None, 0.0, ""
@@ -208,6 +209,8 @@ def _collect(
       waiting.remove(control.fileno())
     if results in ready:
       piece = os.read(results, _PIECE)
+      if not data:
+        clock = process.JobClock(jail.pid, limits.test_s, limits.total_s)
       data += piece
       while found := _next_frame(data, at):
         frame, at = found

@@ -422,6 +422,15 @@ def test_what_the_jail_does_wrong_is_tried_again(new_jail, monkeypatch):
   assert (failed, new_jail.failures) == (2, 3)
 
 
+def test_a_machine_that_stalls_before_a_program_begins_is_not_late(
+  new_jail, monkeypatch
+):
+  line = "os.write(fds[1], BEGUN)"
+  hostile_code.change_source(monkeypatch, line, f"time.sleep(1.0); {line}")
+  ended = run_calls(new_jail, HONEST, test_s=0.3, total_s=0.5)
+  assert payloads(ended) == [b"2"] and not new_jail.failures
+
+
 @pytest.mark.parametrize(
   "line, job",
   [
