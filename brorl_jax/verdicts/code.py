@@ -165,7 +165,7 @@ def extract(
     blocks = _blocks(inside) or [*blocks, ("", inside)]
   texts = [block for _, block in blocks[-_BLOCKS:]]
   marked = [block for language, block in blocks if language] or texts
-  if not texts or tests is None:
+  if not texts or tests is None or len(texts) == 1 and "given" not in tests:
     return marked[-1] if marked else None
   known = [_definitions(text) for text in (tests.get("given", ""), *texts)]
   if name := tests.get("fn_name"):
@@ -180,13 +180,13 @@ def extract(
   else:
     found = [text for text in texts if _WRITES.search(text)]
     fed, whole = any(tests.get("inputs") or ()), "\n".join(marked[-_BLOCKS:])
-    joined = [(_with_definitions(text, known), text) for text in texts]
+    joined = [(_with_definitions(text, known, name), text) for text in texts]
     alone = [(text, text) for text in texts]
     for program, acts in (whole, whole), *joined, *alone:
       reads = not fed or _READS.search(program)
       if reads and _WRITES.search(program) and _ACTS.search(acts):
         found.append(acts)
-  return _with_definitions((found or marked)[-1], known)
+  return _with_definitions((found or marked)[-1], known, name)
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
@@ -225,16 +225,20 @@ def _definitions(text: str) -> dict[str, str]:
   return found
 
 
-def _with_definitions(text: str, others: Sequence[Mapping[str, str]]) -> str:
-  """A text after the definitions of others that it uses and lacks."""
+def _with_definitions(
+  text: str, others: Sequence[Mapping[str, str]], asked: str | None
+) -> str:
+  """A text after the definitions of others, but the asked, that it lacks."""
   have = _definitions(text).keys() | vars(builtins).keys()
+  have |= {asked, "Solution"} if asked else set()
   known = {n: d for one in others for n, d in one.items() if n not in have}
-  needed, new = set[str](), text
-  while new:
-    words = {*_WORD.findall(new)} & known.keys() - needed
-    needed |= words
-    new = "\n".join({known[word] for word in words})
-  return "".join(dict.fromkeys(known[n] for n in known if n in needed)) + text
+  order, used, queue = dict.fromkeys(known.values()), set[str](), [text]
+  for part in queue:
+    words = {*_WORD.findall(part)} & known.keys()
+    new = {known.pop(word) for word in words} - used
+    used |= new
+    queue += new
+  return "".join(part for part in order if part in used) + text
 
 
 # Running it, and what its results say.
@@ -472,7 +476,7 @@ def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
   # Names that it lacks come from the prompt, never from the response.
   given = _definitions(_text(tests.get("given", ""), "given").decode())
   text = _text(tests["check"], "check").decode()
-  source = _with_definitions(text, [given]).encode()
+  source = _with_definitions(text, [given], name).encode()
   try:
     body = ast.parse(source).body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -608,10 +612,9 @@ def _check_reference(record: Mapping[str, Any]) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
       continue
     given |= _definitions(text)
-  asked = tests.get("fn_name"), "Solution"
-  parts = dict.fromkeys(text for n, text in given.items() if n not in asked)
-  if parts and asked[0]:
-    entry["tests"] = {"given": "".join(parts), **tests}
+  if given and tests.get("fn_name"):
+    text = "".join(dict.fromkeys(given.values()))
+    entry["tests"] = {"given": text, **tests}
   return entry
 
 

@@ -103,6 +103,8 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
     setattr(builtins, name, _sitebuiltins.Quitter(name, ""))
   if hasattr(sys, "set_int_max_str_digits"):
     sys.set_int_max_str_digits(0)  # the time of a test is limited
+  for forks in (False, True):
+    seccomp_landlock.calls_filter(forks, namespaces)
   gc.collect()
   gc.freeze()  # a collection in a program must not touch shared pages
   seccomp_landlock.adopt_orphans()
