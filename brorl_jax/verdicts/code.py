@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dataclasses
 import decimal
 import json
@@ -131,7 +132,7 @@ _DEFINITION = re.compile(
   r"(\(?[\w., \n]++\)?)\s*+(?:#|\Z)"
 )
 _READS = re.compile(
-  r"\b(?:input|open|read)\s*+\(|\bfileinput\b|\bstdin\b(?! *= *(?:io\.)?String)"
+  r"\b(?:input|open|read)\s*+\(|\bstdin\b(?! *= *(?:io\.)?String)|\bfileinput\b"
 )
 _WRITES = re.compile(r"\b(?:print|write)\s*+\(|\bstdout\b")
 # A statement that does more than to define.
@@ -146,18 +147,12 @@ def extract(
 ) -> str | None:
   """The program of a response, from its complete blocks in Python, or None.
 
-  A block is fenced by backquotes or tildes and ends at a fence at least as
-  long, alone on its line; it is marked as Python or has no language. Only text
-  after the last `</think>` and before an unclosed `<think>` counts; an
-  `<answer>` with blocks, or else itself, goes before. The indentation of the
-  opening fence is removed from the lines. The program is the last block that
-
-  - for a function, defines it;
-  - for standard input, reads, prints and acts, alone or with definitions of
-    other blocks, or all blocks if they do so together;
-  - otherwise, or without tests, is marked as Python, or the last.
-
-  Definitions that it lacks come from other blocks or the prompt.
+  A block ends at a fence at least as long, alone on its line; it is marked as
+  Python or has no language. Only text after the last `</think>` and before an
+  unclosed `<think>` counts, in an `<answer>` with blocks only these. The last
+  block is the program that defines the function of the tests; for standard
+  input, that reads, prints and acts, alone or with other blocks; otherwise, or
+  without tests, that is marked. Definitions that it lacks come from the others.
   """
   text = response.rpartition("</think>")[2].partition("<think>")[0]
   blocks, inside = _blocks(text), tagged(text)
@@ -165,18 +160,17 @@ def extract(
     blocks = _blocks(inside) or [*blocks, ("", inside)]
   texts = [block for _, block in blocks[-_BLOCKS:]]
   marked = [block for language, block in blocks if language] or texts
-  if not texts or tests is None or len(texts) == 1 and "given" not in tests:
-    return marked[-1] if marked else None
+  if not texts:
+    return None
+  if tests is None or (len(texts) == 1 and "given" not in tests):
+    return marked[-1]
   known = [_definitions(text) for text in (tests.get("given", ""), *texts)]
   if name := tests.get("fn_name"):
     define = re.compile(rf"\bdef +{name}\b|^{name} *= *lambda")
     pairs = [*zip(texts, known[1:], strict=True)]
     found = [text for text, defined in pairs if name in defined]
-    found += [
-      text
-      for text, defined in pairs
-      if define.search(defined.get(name, "") or defined.get("Solution", ""))
-    ]
+    body = lambda defined: defined.get(name) or defined.get("Solution", "")
+    found += [t for t, defined in pairs if define.search(body(defined))]
   else:
     found = [text for text in texts if _WRITES.search(text)]
     fed, whole = any(tests.get("inputs") or ()), "\n".join(marked[-_BLOCKS:])
@@ -218,9 +212,10 @@ def _definitions(text: str) -> dict[str, str]:
     decorators += piece if piece.startswith("@") else ""
     if match := _DEFINITION.match(piece):
       names = next(filter(None, match.groups())).strip(" ()\n")
+      decorators += piece.rstrip() + "\n"
       for name in filter(None, map(str.split, names.split(","))):
         # `os.path` defines os, `a as b` defines b.
-        found[name[-1].partition(".")[0]] = decorators + piece.rstrip() + "\n"
+        found[name[-1].partition(".")[0]] = decorators
     decorators = decorators if piece.startswith("@") else ""
   return found
 
@@ -250,6 +245,7 @@ def _run(
   """Runs all tests; those that others may have failed or sped up, again."""
   # An output far longer than the expected one cannot match.
   output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
+  limits = dataclasses.replace(limits, output_bytes=output_bytes)
   received = limits.result_bytes + 2 * sum(tests.sizes)
   job = {"mode": tests.mode, "program": program, **tests.job}
   field = "calls" if tests.mode == "call" else "inputs"
@@ -258,11 +254,8 @@ def _run(
   def run(which: slice, together: int, most: float) -> zygote.JobResult:
     nonlocal left
     if tests.mode != "check":
-      given = {field: tests.job[field][which], "together": together}
-      job.update(given)
-    now = dataclasses.replace(
-      limits, output_bytes=output_bytes, total_s=min(left, most)
-    )
+      job.update({field: tests.job[field][which], "together": together})
+    now = dataclasses.replace(limits, total_s=min(left, most))
     ended = jail.run(job, limits=now, tests=tests.check, received=received)
     left -= ended.cpu_s
     return ended
@@ -275,10 +268,10 @@ def _run(
     # Who has all inputs can compute for one test while another runs.
     left, frames = _AGAIN * limits.total_s, []
     for i in range(count):
-      one = run(slice(i, i + 1), 1, limits.test_s)
-      frames += one.frames
-      if one.reason not in ("", _KILLED) or len(one.frames) != 1:
-        return zygote.JobResult(frames, one.reason or "ended early")
+      ended = run(slice(i, i + 1), 1, limits.test_s)
+      frames += ended.frames
+      if ended.reason not in ("", _KILLED) or len(ended.frames) != 1:
+        return zygote.JobResult(frames, ended.reason or "ended early")
     return zygote.JobResult(frames, "")
   if tests.mode == "call" or left <= 0:
     return ended
@@ -368,7 +361,6 @@ def _printable(text: bytes) -> str:
 
 # Comparison of an output with the expected one.
 
-# A sign is in each exponent that Python or C prints; `1e5` may be a digest.
 # An exponent without a point has its sign: `1e5` may be a digest.
 _DECIMAL = re.compile(
   rb"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d{1,3})?|[+-]?\d+[eE][+-]\d{1,3}"
@@ -545,14 +537,10 @@ def _text(value: Any, where: str) -> bytes:
 
 def _json(text: str, where: str) -> Any:
   try:
-    return json.loads(text, parse_int=_int)
+    # `int` of a text refuses more than 4,300 digits, a Decimal none.
+    return json.loads(text, parse_int=lambda n: int(decimal.Decimal(n)))
   except (ValueError, RecursionError) as error:
     raise ValueError(f"tests.{where} is a text but not JSON: {error}") from None
-
-
-def _int(digits: str) -> int:
-  # `int` refuses more than 4,300 digits, a Decimal none.
-  return int(digits if len(digits) < 4300 else decimal.Decimal(digits))
 
 
 def _node(value: Any, where: str) -> Any:
@@ -607,11 +595,8 @@ def _check_reference(record: Mapping[str, Any]) -> dict[str, Any]:
   given: dict[str, str] = {}
   code = re.split(r"(?m)^(?=(?:import|from|def|class|@)\b)", prompt, maxsplit=1)
   for text in [block for _, block in _blocks(prompt)] or code[1:]:
-    try:
-      ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-      continue
-    given |= _definitions(text)
+    with contextlib.suppress(SyntaxError, ValueError, MemoryError):
+      given |= _definitions(text) if ast.parse(text) else {}
   if given and tests.get("fn_name"):
     text = "".join(dict.fromkeys(given.values()))
     entry["tests"] = {"given": text, **tests}
