@@ -16,6 +16,7 @@ Tests are of three kinds:
     created anew for each call. The names of `typing` need no import.
   {"check": "def check(candidate): ...", "fn_name": "add"}
     A function that calls the candidate and asserts. One test in two processes.
+    Names that it lacks come from the prompt, never from the response.
 
 The program runs in a jail (sandbox/). Expected values never enter it; the
 comparison (`same_output`, or sandbox/codec.py for values) happens outside. Each
@@ -465,7 +466,6 @@ def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
     raise ValueError("tests has check as well as inputs or outputs; keep one")
   if not name:
     raise ValueError("tests has check but no fn_name; name the function")
-  # Names that it lacks come from the prompt, never from the response.
   given = _definitions(_text(tests.get("given", ""), "given").decode())
   text = _text(tests["check"], "check").decode()
   source = _with_definitions(text, [given], name).encode()
