@@ -228,12 +228,10 @@ def _with_definitions(
   have = _definitions(text).keys() | vars(builtins).keys()
   have |= {asked, "Solution"} if asked else set()
   known = {n: d for one in others for n, d in one.items() if n not in have}
-  order, used, queue = dict.fromkeys(known.values()), set[str](), [text]
+  order, queue = dict.fromkeys(known.values()), [text]
   for part in queue:
-    words = {*_WORD.findall(part)} & known.keys()
-    new = {known.pop(word) for word in words} - used
-    used |= new
-    queue += new
+    queue += {known.pop(w) for w in {*_WORD.findall(part)} & known.keys()}
+  used = set(queue)
   return "".join(part for part in order if part in used) + text
 
 

@@ -90,6 +90,11 @@ def test_a_program_in_a_fence_is_found(text, tildes):
   assert code.extract(response) == text + "\n"
 
 
+BLOCK = "```python\n{}\n```\n"
+CHAIN = "from x import " + ", ".join(f"n{i}" for i in range(30_000)) + "\n"
+CHAIN += "".join(f"def a{i}(): n{i}, a{i + 1}\n" for i in range(30_000))
+
+
 def test_extraction_is_linear():
   for response in (
     "```" + "a" * 1_000_000 + "`",
@@ -98,10 +103,13 @@ def test_extraction_is_linear():
     " " * 3_000_000 + "```",
     "</think>" * 300_000,
     "<think>" * 300_000,
+    BLOCK.format("def add(): a0") + BLOCK.format(CHAIN),
+    BLOCK.format("print(n0, input())") * 9_999 + BLOCK.format(CHAIN),
   ):
     start = time.process_time()
-    code.extract(response)
-    assert time.process_time() - start < 5  # milliseconds; quadratic: hours
+    for tests in (None, SQUARE, ADD):
+      code.extract(response, tests)
+    assert time.process_time() - start < 9  # milliseconds; quadratic: hours
 
 
 LINES = pathlib.Path(__file__).with_name("code.jsonl").read_text().splitlines()
