@@ -112,8 +112,8 @@ def test_extraction_is_linear():
     assert time.process_time() - start < 9  # milliseconds; quadratic: hours
 
 
-LINES = pathlib.Path(__file__).with_name("code.jsonl").read_text().splitlines()
-LABELLED = [*map(json.loads, LINES)]
+TABLE = pathlib.Path(__file__).parents[1] / "hostile" / "code.jsonl"
+LABELLED = [*map(json.loads, TABLE.read_text().splitlines())]
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(c["kind"] for c in LABELLED))
