@@ -196,6 +196,8 @@ def example(
     for field, how in domain.fields.items()
     if field in values
   }
+  if "prompt" in domain.fields:
+    own["prompt"] = messages[-1]["content"]
   for field in own:
     if domain.fields[field].in_prompt:
       _refuse_absent(own[field], field, messages)
@@ -268,13 +270,14 @@ def _refuse_columns(
     return
   for other in domains.values():
     for field, how in other.fields.items():
-      if how.optional and field in others:
+      if how.optional and field in others and field not in COMMON:
         raise Refused(
           field,
           f"not a field of domain {domain.name}, which has"
           f" {', '.join(domain.fields)}; remove or rename it",
         )
   optional = {field for field, how in domain.fields.items() if how.optional}
+  optional -= {*COMMON}
   refuse_slips(others, sorted((optional | {"source", "domain"}) - {*values}))
 
 
