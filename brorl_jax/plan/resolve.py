@@ -27,7 +27,7 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.model import architectures, huggingface, sharding, spec
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
-from brorl_jax.model.tokenizer import Tokenizer, read_template
+from brorl_jax.model.tokenizer import DATE, Tokenizer, read_template
 from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
@@ -160,7 +160,7 @@ def resolve(
   keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
   began = _dtype_of(c, workdir)
   source = CheckpointSource(locate(c.policy.checkpoint))
-  this = _with_policy(c, machine, source, began)
+  this = _with_policy(c, machine, source, began, workdir)
   phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   own = {field: x for _, f in given for field, x in f.digests.items()}
   return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
@@ -183,7 +183,7 @@ def evaluation(
     source = source._replace(step=before["step"])
   if began is None and (ran := checkpoint_source.ran(source)) is not None:
     began = ran.dtype
-  this = _with_policy(c, machine, source, began)
+  this = _with_policy(c, machine, source, began, workdir)
   c, axes = with_in_flight(this.config, machine.axes), machine.axes
   _check_lengths(c, this.policy.max_positions)
   held = parameter_bytes(this.policy, axes)
@@ -228,7 +228,11 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
 
 
 def _with_policy(
-  c: C, machine: Machine, source: CheckpointSource, began: str | None
+  c: C,
+  machine: Machine,
+  source: CheckpointSource,
+  began: str | None,
+  workdir: pathlib.Path | None = None,
 ) -> WithPolicy[C]:
   c = with_dtype(c, machine.target, began)
   at = machine.target
@@ -238,7 +242,10 @@ def _with_policy(
   policy = dataclasses.replace(policy, target=at)
   text = None
   if machine.mesh is not None or (source.source / "tokenizer.json").is_file():
-    text = checkpoint_source.read_tokenizer(source, c.policy.chat_template)
+    data = folder.stored(workdir, "data") if workdir else None
+    text = checkpoint_source.read_tokenizer(
+      source, c.policy.chat_template, (data or {}).get(DATE, "")
+    )
     checkpoint_source.check_vocabulary(source.source, text, policy)
   elif c.policy.chat_template:
     read_template(c.policy.chat_template)

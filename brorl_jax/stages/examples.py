@@ -107,6 +107,7 @@ class Examples:
 
   Attributes:
     stop_ids: Tokens that end a response.
+    opened: The tag before each decoded response, which its prompt has, or "".
     families: Puzzle families that are generated.
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
@@ -122,7 +123,7 @@ class Examples:
     self._evaluated = config.eval.prompts
     # Then all lines are of one domain and no puzzles are generated.
     own = bool(config.reward.verifier)
-    self.stop_ids = text.stop_ids
+    self.stop_ids, self.opened = text.stop_ids, text.opened
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.log_lines: list[str] = []
     self.left_out: list[str] = []
@@ -159,6 +160,12 @@ class Examples:
     self.fingerprint["held out"] = dataset.digest(self._heldout)
     if text.template is not None:
       self.fingerprint["chat template"] = text.template.digest
+    if text.date:
+      self.fingerprint[tokenizer.DATE] = text.date
+      self.log_lines.append(f"prompts show the date {text.date}, now and later")
+    if tag := text.opened.strip():
+      means = "only what follows the closing tag of a response is judged"
+      self.log_lines.append(f"thinking: prompts end in {tag}; {means}")
     self.domains = [name for name in sizes if weights[name] > 0.0]
     if given:
       self.log_lines.append(_shares(weights, made=made))
@@ -205,7 +212,11 @@ class Examples:
     return kept
 
   def _ids(self, example: Example) -> list[int]:
-    ids = self._text.render(self._posed(example))
+    try:
+      ids = self._text.render(self._posed(example))
+    except ValueError as e:
+      system = self._c.system and f"config.data.system = {self._c.system!r}"
+      raise ValueError(f"{system or example.id}: {e}; leave it out") from e
     self.longest = max(self.longest, len(ids))
     return ids
 

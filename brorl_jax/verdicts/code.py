@@ -37,7 +37,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, overlong
 from brorl_jax.verdicts.sandbox import codec, jail_main, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
@@ -116,10 +116,10 @@ def extract(response: str) -> str | None:
 
   A block is fenced by backquotes or tildes and ends at a fence at least as
   long, alone on its line; it is marked as Python or has no language. Only text
-  after the last `</think>` and before an unclosed `<think>` counts. The
-  indentation of the opening fence is removed from the lines.
+  after the thinking counts. The indentation of the opening fence is removed
+  from the lines.
   """
-  text = response.rpartition("</think>")[2].partition("<think>")[0]
+  text = base.after_thinking(response)
   program = block = None
   indent = fence = language = ""
   for line in text.split("\n"):

@@ -19,6 +19,7 @@ from brorl_jax.verdicts.base import (
   Domain,
   Field,
   Verdict,
+  after_thinking,
   judged,
   overlong,
   require_text,
@@ -110,15 +111,13 @@ def verify(
 def find(response: str) -> str | None:
   r"""The text of the answer, or None if there is none.
 
-  It is the first of these that exists after the last "</think>": the last
+  It is the first of these that exists after the thinking: the last
   complete \boxed{...}; the last <answer>...</answer>; the rest of the line, or
   the next line that is not blank, after the last "answer:", "answer is",
   "correct option is", "right choice:" and the like, in any case, but not after
   a "not", as in "not the right choice:".
   """
-  tail = response.rpartition("</think>")[2]
-  if "<think>" in tail:
-    return None  # still thinking
+  tail = after_thinking(response)
   for answer in (boxed(tail), tagged(tail)):
     if answer is not None:
       return answer

@@ -202,7 +202,7 @@ def test_512_responses_are_not_refused_on_a_laptop(policy):
 
 def test_what_a_template_refuses_is_told(policy, monkeypatch):
   def render(messages):
-    raise RuntimeError("System role\n not supported")
+    raise ValueError("the chat template fails: System role not supported")
 
   monkeypatch.setattr(policy.tokenizer, "render", render)
   said = "prompt 0 ... chat template ... System role not supported"

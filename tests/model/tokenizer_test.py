@@ -1,5 +1,6 @@
 """Tests of brorl_jax/model/tokenizer.py."""
 
+import datetime
 import json
 import shutil
 
@@ -9,7 +10,12 @@ from messages import refuses
 
 from brorl_jax.model import huggingface, tokenizer
 
+ASKED = "{{ messages[0].content }}"
 QWEN2 = {"model_type": "qwen2"}
+
+
+def templated(directory, body, today=""):
+  return tokenizer.Tokenizer(directory, tokenizer.Template("t", body), today)
 
 
 def asked(text):
@@ -83,12 +89,32 @@ def test_decoding_leaves_out_what_ends_a_response(built):
   (end,), (pad,) = built.encode("<|im_end|>"), built.encode("<|endoftext|>")
   assert built.stop_ids == (end,)
   assert (pad, end) == (0, 2)  # 0 is what stands behind the end
+  # No other special token is left out: 4<|im_start|>2 is not 42.
+  for between in ("<|im_start|>", "<|endoftext|>"):
+    said = "4" + between + "2"
+    assert built.decode([[*built.encode(said), end]]) == [said]
   answer = built.encode("42")
   assert built.decode([[*answer, end], [*answer, end, pad, pad], [end]]) == [
     "42",
     "42",
     "",
   ]
+
+
+@pytest.mark.parametrize(
+  "end, opened",
+  [
+    ("<think>\n", "<think>\n"), ("<think>", "<think>"), ("[THINK]", "[THINK]"),
+    ("<thinking>\n\n", "<thinking>\n\n"), ("<think>\n\n</think>\n\n", ""),
+    ("</think>", ""), ("Use <think> tags.", ""), ("", ""),
+  ],
+)  # fmt: skip
+def test_a_response_begins_with_the_thinking_that_its_prompt_opened(
+  directory, built, end, opened
+):
+  text = templated(directory, ASKED + f"{{{{ {end!r} }}}}")
+  assert text.opened == opened
+  assert text.decode([built.encode("4"), []]) == [opened + "4", opened]
 
 
 def test_encoding_adds_nothing(copy, built):
@@ -224,12 +250,42 @@ def test_a_checkpoint_without_a_template_takes_one(copy):
 
 
 @pytest.mark.parametrize(
+  "body, shown",
+  [
+    ("{{ strftime_now('%d %b %Y') }}", "05 Jan 2026"),
+    ('{{- strftime_now( "%Y-%m-%d" ) }}', "2026-01-05"),
+    ("{{ strftime_now(format='%A, %H:%M') }}", "Monday, 00:00"),
+    ("{% if strftime_now is defined %}{{ strftime_now('%j') }}{% endif %}",
+     "005"),
+    ("{% if not d is defined %}{% set d = strftime_now('%d') %}{% endif %}"
+     "{{ d }}", "05"),
+    ("{{ 'Today: ' + strftime_now('%d') + '.' }}", "Today: 05."),
+    ("no date", "no date"), ("{{ strftime_now is defined }}", "True"),
+  ],
+)  # fmt: skip
+def test_a_date_in_a_template_is_that_of_the_run(directory, body, shown):
+  text = templated(directory, body + ASKED, "2026-01-05")
+  assert text.decode([text.render(asked("?"))]) == [f"{shown}?"]
+  assert text.date == ("2026-01-05" if "0" in shown else "")
+  now = templated(directory, body + ASKED)
+  assert now.date == (text.date and str(datetime.date.today()))
+
+
+@pytest.mark.parametrize(
   "data, says",
   [
     (b"hello", ": its chat template leaves out the question"),
-    (b"{{ raise_exception('a\nb') }}", ": its chat template fails: a"),
+    (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
     (b"", ": its chat template is empty"),
-    (b"{{ ().__class__.__base__.__subclasses__() }}", ": its chat template fa"),
+    (b"{% set now = strftime_now %}{{ now('%d') }}", ": its chat template pri"),
+    (
+      b"{{ messages[0].content }}{{ range(99) | random }}",
+      ": its chat templat",
+    ),
+    (
+      b"{{ ().__class__.__base__.__subclasses__() }}",
+      ": the chat template fails",
+    ),
   ],
 )
 def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):

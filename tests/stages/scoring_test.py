@@ -197,7 +197,8 @@ def test_own_rewards_are_what_advantages_see(tmp_path):
   fields = {"data.files": (str(data),), "data.heldout_one_in": 4}
   fields["reward.verifier"] = (f"{file}:score",)
   c = configured.config(**fields)
-  some = configured.examples(c, text())
+  thinks = tokenizer.Template("t", "{{ messages[0].content }}<think>")
+  some = configured.examples(c, tokenizer.Tokenizer(ASSETS, thinks))
   assert some.domains == ["own"] and not some.families
   asked = [some.example(5, p).question for p in range(40)]
   bad = next(p for p in range(40) if asked[p] in ("3?", "0?"))
@@ -212,6 +213,7 @@ def test_own_rewards_are_what_advantages_see(tmp_path):
     scores = scorer.scores(5, prompts, rollouts(said))
     one = [some.example(5, bad)]
     (evaluated,) = scorer.score_responses(one, rollouts(said))
+    assert scorer.texts(rollouts(said))[0][0] == "<think>7"
   finally:
     scorer.close()
   failed = some.example(5, bad).columns["bad"]

@@ -18,6 +18,7 @@ from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.gym import tables
 
+JUDGED = "only what follows the closing tag of a response is judged"
 ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 
 
@@ -203,7 +204,7 @@ def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
     "prompts: gym 25%, math 75%; some are generated (config.data.puzzles)"
   )
   asked = some._ids(next(e for e in drawn if e.domain == "math"))
-  assert text().decode([asked])[0].endswith("the answer into \\boxed{}.")
+  assert text().decode([asked])[0].endswith("into \\boxed{}.<|im_start|>")
   for alone in ({"data.domains.gym.weight": 0.0, "data.puzzles": True}, {}):
     none = from_file(tmp_path / "b.jsonl", records, **alone)
     assert {none.example(1, p).domain for p in range(50)} == {"math"}
@@ -385,9 +386,28 @@ def test_what_is_added_must_be_text_that_can_be_read():
       configured.examples(config(**{"data.system": bad}), text())
 
 
+def test_a_template_that_takes_no_system_message_is_refused_in_one_line():
+  body = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('No\nrole') }}"
+  )
+  body += "{% endif %}{{ messages[-1].content }}<think>\n"
+  gemma = tokenizer.Tokenizer(ASSETS, tokenizer.Template("t", body))
+  with pytest.raises(ValueError, match=r"^config.data.system = 'Hi': .* No; l"):
+    configured.examples(config(**{"data.system": "Hi"}), gemma)
+  some = configured.examples(config(), gemma)
+  assert some.log_lines == ["thinking: prompts end in <think>; " + JUDGED]
+  assert some.decode([text().encode("4")]) == ["<think>4"]
+
+
 def test_another_chat_template_is_other_data():
   template = tokenizer.Template("t.jinja", "{{ messages[-1].content }}?")
   own = configured.examples(config(), tokenizer.Tokenizer(ASSETS, template))
+  dated = template._replace(text=template.text + "{{ strftime_now('%d') }}")
+  days = [tokenizer.Tokenizer(ASSETS, dated, f"2026-01-0{i}") for i in "12"]
+  one, other = (configured.examples(config(), day) for day in days)
+  assert "prompts show the date 2026-01-01, now and later" in one.log_lines
+  with pytest.raises(ValueError, match="date of the chat template was 2026"):
+    other.refuse_changes(one.fingerprint)
   assert "chat template" not in examples().fingerprint
   with pytest.raises(ValueError, match=r"data has changed.*chat template"):
     own.refuse_changes(examples().fingerprint)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.instructions import if_library
 from brorl_jax.verdicts.sandbox import jail as jails
@@ -46,18 +46,17 @@ def verify(
        "kwargs": {"relation": "at least", "num_words": 300}},
       {"id": "punctuation:no_comma", "kwargs": {}}])
 
-  Only the text after the last "</think>" counts, stripped. If it is empty or
-  has an unclosed "<think>", the response follows no instruction, not even "no
+  Only the text after the thinking counts, stripped. If it is empty or the
+  thinking is not closed, the response follows no instruction, not even "no
   comma". The library's checkers run in `jail` (default: this thread's); where
   one is late or dies, the verdict is invalid. Raises ValueError if the response
   is not a text, or an instruction is wrong.
   """
   require_text(response)
   wanted = _read_all(instructions)
-  text = response.rpartition("</think>")[2].strip()
-  if not text or "<think>" in text:
-    reason = "unfinished thinking" if text else "empty response"
-    return judged(reason, text[:MAX_SHOWN])
+  if not (text := base.after_thinking(response).strip()):
+    thought = "nothing after the thinking" if response.strip() else ""
+    return judged(thought or "empty response", "")
   shown = text[:MAX_SHOWN]
   missed = []
   for kind, kwargs in wanted:
