@@ -86,6 +86,8 @@ def _at(record: Mapping[str, Any], column: str, field: str) -> Any:
     return record[column]
   value: Any = record
   for part in column.split("."):
+    if isinstance(value, Refused):
+      raise value
     if not isinstance(value, Mapping) or part not in value:
       inside = value if isinstance(value, Mapping) else {}
       raise Refused(
@@ -183,6 +185,9 @@ def example(
     for field in ("id", "source"):
       if not _is_name(values.get(field)):
         values.pop(field, None)
+  if bad := next((v for v in values.values() if isinstance(v, Refused)), None):
+    raise bad
+  others = {k: v for k, v in others.items() if not isinstance(v, Refused)}
   if "id" in values or not name:
     name = _field_name(values, "id")
   messages = _messages(values, others)

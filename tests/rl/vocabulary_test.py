@@ -83,6 +83,36 @@ def test_gradient_of_a_weighted_sum_of_both(rows, block, scale):
     np.testing.assert_allclose(a, b, atol=1e-5 * jnp.abs(b).max())
 
 
+@pytest.mark.parametrize("block", [1, V])
+def test_a_logit_of_minus_infinity_adds_nothing(block):
+  """The first tokens, which fill blocks, and one between others."""
+  hidden, kernel, tokens, _ = draw()
+  alive = np.isin(np.arange(V), [0, 1, 2, 7], invert=True)
+  kernel = kernel.at[0].set(jnp.where(alive, 1.0, -1.0))
+  chosen, shorter = jnp.asarray(np.flatnonzero(alive)), kernel[:, alive]
+
+  def total(found):
+    return jnp.sum(found[0] + 3.0 * found[1]), found
+
+  form = lambda x, head: jnp.where(head[:, 0] > 0.0, x @ head.T, -jnp.inf)
+  ways = (
+    lambda h: losses.token_logp(h @ shorter, tokens % len(chosen)),
+    lambda h: losses.token_logp(
+      form(h, kernel.T), chosen[tokens % len(chosen)]
+    ),
+    lambda h: vocabulary.token_logp(
+      form, kernel.T, h, chosen[tokens % len(chosen)], rows=3, block=block
+    ),
+  )
+  want, *others = (
+    jax.value_and_grad(lambda h, f=f: total(f(h)), has_aux=True)(hidden)
+    for f in ways
+  )
+  for got in others:
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 @pytest.mark.ci
 def test_the_gradient_of_the_entropy_by_hand():
   """Logits 0 and log 3: p = 1/4 and 3/4, and H = log 4 - 3/4 log 3.

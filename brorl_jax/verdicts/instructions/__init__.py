@@ -297,14 +297,11 @@ def _has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
 def _has_first_word(
   response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-  parts = response.split("\n\n")
-  written = sum(1 for part in parts if part.strip())
-  if written != num_paragraphs or nth_paragraph > written:
+  written = [part for part in response.split("\n\n") if part.strip()]
+  if len(written) != num_paragraphs or nth_paragraph > num_paragraphs:
     return False
-  words = parts[nth_paragraph - 1].split(maxsplit=1)
-  if not words:
-    return False
-  word = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'), maxsplit=1)
+  first = written[nth_paragraph - 1].split(maxsplit=1)[0]
+  word = re.split(r"[.,?!'\"]", first.lstrip("'").lstrip('"'), maxsplit=1)
   return word[0].lower() == first_word.lower()
 
 
@@ -485,13 +482,17 @@ def _instructions(value: Any) -> list[dict[str, Any]]:
     )
   for i, item in enumerate(value):
     field = f"instructions[{i}]"
-    if not isinstance(item, dict) or item.keys() != {"id", "kwargs"}:
+    if not isinstance(item, dict) or item.keys() | {"kwargs"} != {
+      "id",
+      "kwargs",
+    }:
       raise Refused(
         field, f"{show(item)}; use an object with id and kwargs only"
       )
     if not isinstance(item["id"], str):
       raise Refused(f"{field}.id", f"{type_of(item['id'])}; write it as text")
-    strict_json.mapping(item["kwargs"], f"{field}.kwargs")
+    if item.get("kwargs") is not None:
+      strict_json.mapping(item["kwargs"], f"{field}.kwargs")
   return value
 
 

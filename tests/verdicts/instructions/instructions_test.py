@@ -71,14 +71,16 @@ BY_HAND = [
   (
     "length_constraints:nth_paragraph_first_word",
     {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
-    ["One.\n\nthen two", 'One.\n\n  "THEN," two', "One\n\n'then. x"],
+    ["One.\n\nthen two", 'One.\n\n  "THEN," two', "One\n\n'then. x",
+      "One\n\n\n\nthen", "One\n\n \n\nthen", "\n\nOne\n\n\nthen"],
     [
       "",
       "Then\n\nOne",
       "One\nthen",
       "One\n\nthens",
       "One\n\nthen\n\nthree",
-      "One\n\n\n\nthen",  # the second of these paragraphs is empty
+      "One\n\n\n\nthen\n\n \n\nthree",
+      "then\n\n \n\nOne",
       "One\n\n*then*",
     ],
   ),
