@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -104,8 +103,8 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
   columns = list(columns)
   if not columns:
     return Refused(field, "missing; add it to every example")
-  close = difflib.get_close_matches(field, columns, n=1)
-  column = show(close[0])[1:-1] if close else "COLUMN"
+  close = strict_json.near(field, columns)
+  column = show(close)[1:-1] if close else "COLUMN"
   return Refused(
     field,
     f"missing; {_near(field, columns)} Add it, or name its column:"
@@ -231,8 +230,7 @@ def _domain(
       " --config.data.domain=math for all",
     )
   name = record.get("domain")
-  near = lambda: difflib.get_close_matches(str(name), domains, n=1)
-  foreign = bool(form.domain) and str(name) not in domains and not near()
+  foreign = bool(form.domain) and not strict_json.near(name, domains)
   name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:
     remedy = did_you_mean(name, domains, f"use one of {', '.join(domains)}")

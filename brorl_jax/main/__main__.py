@@ -87,6 +87,7 @@ _MODE = flags.DEFINE_enum(
   "one of its checkpoints or a model directory, by default the embedded "
   "policy; no --config.",
 )
+_VERSION = flags.DEFINE_bool("version", False, "Prints the version.")
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change", False, "Resume a run with a changed config."
 )
@@ -180,6 +181,8 @@ _OF_MODE = {
 def main(argv: list[str]) -> None:
   """Runs the mode; errors that end it are one line, with their status."""
   try:
+    if _VERSION.value:
+      return print("brorl_jax", process.version())
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     check_flags()

@@ -4,7 +4,6 @@ What a single field of a config allows is in config/; what its sections must
 meet together is here, as (field, whether it holds, what it must be).
 """
 
-import difflib
 import functools
 import importlib.util
 import pathlib
@@ -20,6 +19,7 @@ from brorl_jax import config
 from brorl_jax.config.sampling import Sampling
 from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError, first_line
+from brorl_jax.verdicts.strict_json import near
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -45,19 +45,21 @@ _ELSEWHERE = {
   "dataset": "data.files",
   "train_files": "data.files",
 }
-# How alike a name must be that is proposed; less misleads.
-_ALIKE = 0.7
 
 
 def parse_flags(argv: list[str]) -> list[str]:
   """absl's parser with errors in one line instead of a traceback."""
   try:
     return flags.FLAGS([argv[0], *_checked(argv[1:])])
+  except SystemExit:  # of --help, with the status of a failure
+    sys.exit(0)
   except UserError as e:
     line = str(e)
   except flags.UnrecognizedFlagError as e:
-    known = [*flags.FLAGS]
-    line = f"there is no --{e.flagname}{_hint(e.flagname, known, '--')}"
+    every, name = [*config.every_field()], e.flagname
+    field = _no_field(name, every, "--config.").partition("; ")[2]
+    hint = _hint(name, [*flags.FLAGS], "--")
+    line = f"there is no --{name}{hint or f'; {field}'}"
   except Exception as e:
     line = first_line(e)
     for pattern, better in _BETTER.items():
@@ -78,7 +80,9 @@ def _checked(args: list[str]) -> list[str]:
     name, equals, value = arg.partition("=")
     if name in ("-config", "--config"):
       given = value if equals else next(rest, "")
-      arg = f"--config={_config_path(given)}"
+      arg = f"--config={(path := _config_path(given))}"
+      if path != given and "/" in given:
+        print(f"{given} is not here: using {path}", file=sys.stderr)
     elif match := re.match(r"--?(?:no)?config\.([\w.]+)", name):
       fields.append(match[1])
     out.append(arg)
@@ -114,10 +118,10 @@ def _known_fields(file: str) -> list[str]:
     )
   path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
-    near = [str(p) for p in path.parent.glob("[!_]*.py")]
-    near += [p.stem for p in CONFIGS.glob("[!_]*.py")]
+    known = [str(p) for p in path.parent.glob("[!_]*.py")]
+    known += [p.stem for p in CONFIGS.glob("[!_]*.py")]
     raise UserError(
-      f"config file {path} does not exist{_hint(str(path), near)}"
+      f"config file {path} does not exist{_hint(str(path), known)}"
     )
   holder = flags.FlagValues()
   argv = ["", f"--config={file}"]
@@ -153,20 +157,20 @@ def _no_field(name: str, fields: list[str], prefix: str) -> str:
     return f"{unknown}; it is {prefix}{meant} here"
   # Of the same section, or of all for a name without one: the shortest.
   section, _, last = name.rpartition(".")
-  near = {
+  last_names = {
     field.rpartition(".")[2]: field
     for field in sorted(fields, key=len, reverse=True)
     if not section or field.rpartition(".")[0] == section
   }
-  if close := difflib.get_close_matches(last, near, 1, cutoff=_ALIKE):
-    return f"{unknown}; did you mean {prefix}{near[close[0]]}?"
-  hint = "" if near else _hint(name, fields, prefix)
+  if close := near(last, last_names):
+    return f"{unknown}; did you mean {prefix}{last_names[close]}?"
+  hint = "" if last_names else _hint(name, fields, prefix)
   return unknown + (hint or "; brorl_jax/config/ lists all fields")
 
 
 def _hint(given: str, known: list[str], prefix: str = "") -> str:
-  close = difflib.get_close_matches(given, known, 1, cutoff=_ALIKE)
-  return f"; did you mean {prefix}{close[0]}?" if close else ""
+  close = near(given, known)
+  return f"; did you mean {prefix}{close}?" if close else ""
 
 
 def typed(

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import difflib
 import functools
 import hashlib
 import importlib
@@ -51,11 +50,12 @@ from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
 from brorl_jax.verdicts.pool import TimedVerdict
 from brorl_jax.verdicts.sandbox import process
 from brorl_jax.verdicts.sandbox.process import Deadline, Failed
-from brorl_jax.verdicts.strict_json import show
+from brorl_jax.verdicts.strict_json import near, show
 
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
 _WHAT = "config.reward.verifier"
 _PLACES = "'file.py:function' or 'package.module:function'"
+_ELSEWHERE = {"rloo": "leave_one_out", "dr_grpo": "centered", "ppo_clip": "ppo"}
 _PARAMETERS = "use (response, example, step) or (responses, example, step)"
 
 _IN_A_ROW = 8  # give up after this many calls without an answer
@@ -104,8 +104,8 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
     raise ValueError(f"{where}: {e}") from None
   value = getattr(module, function, None)
   if not callable(value):
-    near = _near(function, [k for k, v in vars(module).items() if callable(v)])
-    raise ValueError(f"{where}: {place} has no function {function!r}{near}")
+    slip = _near(function, [k for k, v in vars(module).items() if callable(v)])
+    raise ValueError(f"{where}: {place} has no function {function!r}{slip}")
   try:
     data = pathlib.Path(module.__file__ or "").read_bytes()
   except OSError:
@@ -114,8 +114,8 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
 
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-  close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-  return f"; did you mean {close[0]}?" if close else ""
+  close = near(name, known) or _ELSEWHERE.get(name.lower())
+  return f"; did you mean {close}?" if close in known else ""
 
 
 def _package(name: str) -> ModuleType:
@@ -129,8 +129,8 @@ def _package(name: str) -> ModuleType:
 def _run(path: pathlib.Path) -> ModuleType:
   """Runs a file as a module; a ValueError names the line that failed."""
   if not path.is_file():
-    near = _near(path.name, [p.name for p in path.parent.glob("*.py")])
-    raise ValueError(f"file {path} does not exist{near}")
+    slip = _near(path.name, [p.name for p in path.parent.glob("*.py")])
+    raise ValueError(f"file {path} does not exist{slip}")
   name = f"_brorl_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
   spec = importlib.util.spec_from_file_location(name, path)
   assert spec is not None and spec.loader is not None
