@@ -4,7 +4,7 @@
 #   bash launch/quickstart.sh                       configs/n512.py into runs/n512
 #   bash launch/quickstart.sh --config.run.steps=5      any flag of brorl_jax.main
 #
-# Run it again and it goes on where it was. PYTHON= and VENV= as in environment.sh;
+# Run it again and it resumes. PYTHON= and VENV= as in environment.sh;
 # WORKDIR= is where the run goes. Relative paths in flags count from the repository.
 set -euo pipefail
 # shellcheck source=launch/environment.sh

@@ -73,22 +73,25 @@ def renamed(
 
   An object that holds a field stays among the columns as a whole.
   """
-  values = {
-    field: _at(record, column, field) for field, column in names.items()
-  }
   read = set(names.values())
-  return values, {k: v for k, v in record.items() if k not in read}
+  others = {k: v for k, v in record.items() if k not in read}
+  at = lambda column, field: (
+    record[column] if column in record else _at(record, column, field, others)
+  )
+  return {field: at(column, field) for field, column in names.items()}, others
 
 
-def _at(record: Mapping[str, Any], column: str, field: str) -> Any:
-  if column in record:
-    return record[column]
+def _at(
+  record: Mapping[str, Any], column: str, field: str, others: Mapping[str, Any]
+) -> Any:
+  """A value inside of objects; only `others` are offered as its column."""
   value: Any = record
   for part in column.split("."):
     if isinstance(value, Refused):
       raise value
     if not isinstance(value, Mapping) or part not in value:
       inside = value if isinstance(value, Mapping) else {}
+      inside = others if inside is record else inside
       raise Refused(
         column,
         f"missing, but config.data.fields reads {field} from it; "
@@ -115,7 +118,9 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
 def _near(name: str, columns: Iterable[str]) -> str:
   listed = ", ".join(show(column)[1:-1] for column in columns)
   cut = listed if len(listed) <= _SHOWN else f"{listed[:_SHOWN]}..."
-  return did_you_mean(name, columns, f"columns: {cut or '(none)'}.", show)
+  if not listed:
+    return "add it, or leave such lines out with config.data.skip_bad"
+  return did_you_mean(name, columns, f"columns: {cut}.", show)
 
 
 def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:

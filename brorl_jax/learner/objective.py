@@ -121,7 +121,8 @@ def loss_and_stats(
   If the unit of the loss is a sequence, its loss stands once for all of its
   tokens. `packing.loss_scale` gives the scales that turn the mean over tokens
   into another mean. The KL and entropy terms are always means over tokens.
-  `micro` is a `Batch` without its leading axis.
+  `micro` is a `Batch` without its leading axis; without `logp_ref` there is no
+  KL term. Statistics have no gradient.
   """
   # Blocks and rows in one axis: every row counts alike, whatever its block.
   flat = lambda x: x.reshape(-1, *x.shape[2:])

@@ -66,9 +66,11 @@ class Layout:
 
   @property
   def trees(self) -> list[tuple[int, int]]:
-    """Rows of a microbatch and tokens of a row, for each size of trees. The
-    least row has room for the longest response, others for twice as much and
-    again: where only the prompt is in common, few rows read it seldom.
+    """Rows of a microbatch and tokens of a row, for each size of trees.
+
+    The least row has room for a prompt with its longest response. Others have
+    twice as much, and again, up to what a microbatch of blocks has: where only
+    the prompt is in common, few rows read it seldom.
     """
     size = _LEAST_TREES
     while size < self.prompt + self.length:
@@ -263,9 +265,11 @@ class TreePlan:
 def grow(
   prompt: Int[np.ndarray, " S"], text: Int[np.ndarray, "M T"]
 ) -> dict[str, np.ndarray]:
-  """The arrays of a tree. A target is a token that is predicted, the same for
-  all responses that begin alike. `text` has distinct responses in lexicographic
-  order, -1 behind each; there `at` is 0.
+  """The arrays of a tree.
+
+  Tokens that are read have numbers from 0. A target is a token that is
+  predicted, the same for all responses that begin alike. `text` has distinct
+  responses in lexicographic order, -1 behind each; there `at` is 0.
   """
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
@@ -438,8 +442,10 @@ def _tree_batch(
 
 
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
-  """The groups of each minibatch: [minibatches, groups / minibatches]. Groups
-  stay whole, so a group's advantages, which sum to 0, are in one update.
+  """The groups of each minibatch: [minibatches, groups / minibatches].
+
+  Groups are shuffled by the seed and stay whole, so a group's advantages, which
+  sum to 0, are in one update.
   """
   order = np.random.default_rng(list(seed)).permutation(groups)
   # With one minibatch this is 0, 1, ... for every seed: sums keep their order,
@@ -469,7 +475,7 @@ def loss_scale(
 
   A loss with one value per rollout, such as GSPO, gets the mean over rollouts,
   or over prompts of their means over rollouts. Rollouts without tokens are not
-  counted: their factor is 0. Returns None if all are 1.
+  counted: their factor is 0. Returns None for the mean over all tokens.
 
   Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3; Shao et al. 2024 (GRPO),
   arXiv:2402.03300, eq. 3; Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783, 3.2.

@@ -160,9 +160,10 @@ def train(
   """Minimises the negative log-likelihood of the responses, in `count` updates.
 
   The loss is divided by the tokens of the whole update: neither microbatches
-  nor packing change it. `params` are donated; no pair is longer than a row.
-  `look` receives the losses before the first update, after the last, and some
-  ten times between them. Raises FloatingPointError if a loss is not finite.
+  nor packing change it. `params` are donated. There is at least one pair, none
+  longer than a row; `heldout` pairs are only measured. `look` receives the
+  losses before the first update, after the last, and some ten times between
+  them. Raises FloatingPointError if a loss is not finite.
   """
   place = lambda rows: rows if mesh is None else placed(rows, mesh)
   home = None  # of the moments: where their parameters lie

@@ -60,8 +60,9 @@ def probe(
 
   Its shapes depend on the arguments alone, not on what was sampled: an update
   that reads it is compiled once, and what it needs can be planned. Longer
-  responses than `tokens`, and rarer ones, are left out, but for their mass,
-  which is of the sampling distribution. `reward` is raw.
+  responses than `tokens`, and rarer ones, are left out, but for their mass.
+  Rollouts should have temperature 1 and nothing cut, or the mass is that of the
+  sampling distribution. `reward` is raw.
   """
   N, T = rollouts.tokens.shape[1:]
   count, T = min(count, len(reward)), min(tokens, T)

@@ -104,8 +104,9 @@ def logp_of(
   *,
   response_logp: ResponseLogp,
 ) -> Float[Array, "C P M T"]:
-  """Log-probabilities of a batch's responses: by the reference, or by the old
-  policy of several minibatches. 0 in unused microbatches.
+  """Log-probabilities of a batch's responses under these parameters: those of
+  the reference, or of the policy before the first of several minibatches. 0 in
+  unused microbatches.
   """
 
   def score(i, out):
@@ -177,9 +178,9 @@ def minibatch_step(
   A gradient that cannot be trusted, or whose norm is above `most_norm`, is not
   applied: see `Stats.skipped`. Moments in host memory are on the devices only
   during the last program. Each of the `batches` of the minibatch is asked for
-  while the one before it is computed. `watch` is a function of the parameters,
-  as a `jax.tree_util.Partial`, whose change to first order is `Stats.watched`:
-  <d watch / d params, updates>.
+  while the one before it is computed. `watch` is None or a function of the
+  parameters, as a `jax.tree_util.Partial`, whose change to first order is
+  `Stats.watched`: <d watch / d params, updates>.
   """
   # On a mesh the zeros lie where the sums will: otherwise the first batch would
   # compile `_add` a second time.
@@ -222,8 +223,8 @@ def minibatches(
 ) -> Minibatches:
   """Shuffles whole groups into minibatches and packs them, on the host.
 
-  `counted` is False for rollouts that are left out of the loss. From the
-  lengths of a minibatch `scale` makes its factors, see `packing.loss_scale`.
+  `counted` is False for rollouts that are left out of the loss. `scale` turns
+  the lengths of a minibatch into factors of its loss, see `packing.loss_scale`.
   """
   # What is left out becomes empty, so that packing drops all but one of it.
   keep, rollouts = counted[..., None], kept.rollouts
@@ -299,9 +300,10 @@ def apply(
 def skipped(
   stats: Sequence[Stats], params: PyTree, step: int
 ) -> tuple[str, ...]:
-  """Why each update of a step that was skipped was. Raises FloatingPointError
-  if one that was applied made a parameter that is not finite: the state must
-  not be saved.
+  """The reason for each skipped update of a step.
+
+  Raises FloatingPointError if an update that was applied made a parameter that
+  is not finite: the state must not be saved.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   paths = [

@@ -64,7 +64,7 @@ class TextPolicy:
   instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def sample(self, prompts: Any, n: int = 1, **how: Any) -> Any:
-    """N responses to a prompt, or a list of them for each of several.
+    """A list of N responses to a prompt; a list of such lists for several.
 
     A prompt is a question, which is completed as `posed` does, or a
     conversation (messages with "role" and "content"), which is not changed.

@@ -269,8 +269,13 @@ def _ended(
     return NumbersError(str(error))
   if started or isinstance(error, checkpoints.NoWayBack):
     return UserError(str(error))
-  why = f"; this start changes {', '.join(changed)}" if changed else ""
-  return folder.lost(f"{error}{why}")
+  if not changed:
+    return folder.lost(str(error))
+  return UserError(
+    f"{error}; this start changes {folder.few([*changed])}; no file was "
+    "changed: keep the old values, choose another workdir, or pass "
+    "--begin_again"
+  )
 
 
 def finish(workdir: pathlib.Path) -> None:

@@ -404,8 +404,8 @@ def _refusal(
   alone = load.prompts % D == 0  # whole prompts on each row of devices
   return (
     f"rollouts of {load.n} x {load.max_new_tokens} tokens need "
-    f"{_of_limit(load.need(A, R), limit)} with {_count(A, 'lane')} x "
-    f"{_count(R, 'slot')}; "
+    f"{size(load.need(A, R))} with {_count(A, 'lane')} x {_count(R, 'slot')}, "
+    f"and {_allowed(limit)}; "
   ) + _nearest(
     {
       "slots": slots and _largest(lambda R: fits(A, R), R),
@@ -434,7 +434,7 @@ def check_update(update: Gradient, memory_bytes: int) -> None:
   raise TooLarge(
     f"the gradient of optim.blocks = {update.prompts} with optim.rows = "
     f"{update.responses} responses of {update.tokens} tokens needs "
-    f"{_of_limit(update.need, limit)}; {_nearest(nearest)}"
+    f"{size(update.need)}, and {_allowed(limit)}; {_nearest(nearest)}"
   )
 
 
@@ -472,9 +472,9 @@ def _count(n: int, what: str) -> str:
   return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def _of_limit(need: int, limit: int) -> str:
+def _allowed(limit: int) -> str:
   return (
-    f"{size(need)} of {size(limit)} ({_USABLE:.0%} of a device's memory, which "
+    f"{size(limit)} may be used ({_USABLE:.0%} of a device's memory, which "
     "config.devices.memory_bytes can set)"
   )
 
@@ -483,7 +483,7 @@ def _nearest(sizes: Mapping[str, int | None]) -> str:
   """Sizes of which each would do alone; 0 or None: it would not."""
   listed = ", or ".join(f"{name} = {n}" for name, n in sizes.items() if n)
   if not listed:
-    return "use more devices, or larger ones"
+    return "raise config.devices.mesh_tensor, or use larger devices"
   return f"nearest that fits: {listed}"
 
 

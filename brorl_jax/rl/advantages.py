@@ -155,7 +155,8 @@ def pass_at_k(
   up to N / 4 it is a useful choice.
 
   Rewards other than 0 and 1 count with what they add to the sum, kept within
-  [0, N]. A group of which at most k count gets 0.
+  [0, N]. A group with at most k valid rollouts gets 0.
+
   Sources: Walder and Karkhanis 2025 (PKPO), arXiv:2505.15201, the gradient
   whose baseline is the mean of the group; Chen et al. 2025 (Pass@k training),
   arXiv:2508.10751, which divides by the standard deviation.

@@ -23,8 +23,8 @@ def check(**named: tuple[Any, str]) -> None:
 
     check(logp=(logp, "BT"), advantage=(advantage, "B"))
 
-  A letter per axis: it has the same size in all of them; a leading "*" stands
-  for any number of axes, the same in all. None is an optional array that was
+  A letter names an axis: equal letters, equal sizes. A leading "*" stands for
+  any number of axes, the same in all. None is an optional array that was
   not given. Raises ValueError with the name of the first that is no array or
   has another shape.
   """

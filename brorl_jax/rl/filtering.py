@@ -32,7 +32,8 @@ def partly_solved(
 
     0 < #{n: reward[p,n] >= threshold} < number of rollouts
 
-  Rewards are raw. Only `valid` rollouts count; all if it is None.
+  Rewards are raw; `threshold` is the least reward of a rollout that solves its
+  prompt. Only `valid` rollouts count; all if it is None.
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= threshold, axis=1, where=valid)

@@ -98,9 +98,11 @@ def _keep(
 
 
 def block_of(V: int) -> int:
-  """Tokens of a block, whose probabilities are summed before any is read. The
-  number of blocks is a power of two near the root of V, so that a sharded
-  vocabulary stays sharded. If V has no such divisor, blocks have 128.
+  """Tokens of a block, whose probabilities are summed before any is read.
+
+  The number of blocks is a power of two near the root of V, so that a sharded
+  vocabulary stays sharded. If V has no such divisor, it is padded to blocks of
+  128 tokens.
   """
   # V & -V is the largest power of two that divides V: 128 blocks of 1,187 for
   # V = 151,936. A draw then reads 128 + 1,187 numbers, not 151,936.
@@ -134,7 +136,7 @@ def draw_from(
   row: Int[Array, "P N"],
   uniform: Float[Array, "P N"],
 ) -> tuple[Int[Array, "P N"], Float[Array, "P N"]]:
-  """As `draw`, each number, below 1, from one of R distributions."""
+  """As `draw`; number n, in [0, 1), draws from distribution `row[n]`."""
   size = block_of(logits.shape[-1])
   top, prob, mass, cdf, total = _summed(logits, size)
   of = lambda x: jnp.take_along_axis(x, row[..., None], axis=1)

@@ -38,7 +38,7 @@ MAX_INVALID = 0.01
 
 
 class RoundPlan(NamedTuple):
-  """Rounds of a prompt, and when it stops; of a fixed n one round."""
+  """Rounds of a prompt, and when it stops; a fixed n is one round."""
 
   after: tuple[int, ...]  # rollouts after each round, multiples of the first
   right: int = 0  # that suffice
@@ -309,7 +309,7 @@ class SampledGroups:
   rollout_s: list[float]  # of each process: the slowest keeps all waiting
 
   def kept_groups(self, least: int = 1) -> Groups:
-    """The groups that are kept; of too few, the first multiple of `least`."""
+    """The groups that are kept; if too few, a multiple of `least` of them."""
     count = int(self.kept.sum())
     spare = count % least if count < self.target else 0
     first = np.flatnonzero(self.kept)[: count - spare]
@@ -411,9 +411,11 @@ def check_invalid(responses: Iterable[ScoredResponse]) -> None:
 
 
 def expected_pass_rates(groups: Groups) -> dict[str, float | None]:
-  """The share of prompts that binary rewards are expected to keep: predicted,
-  too low on average (see `filtering.expected_pass_rate`), and at 16, unbiased
-  for groups of 16, but null if a group has fewer rollouts.
+  """The share of prompts that binary rewards are expected to keep.
+
+  `pass_rate_predicted` is too low on average, see
+  `filtering.expected_pass_rate`. `pass_rate_at_16` is unbiased, for groups of
+  16; null if a group has fewer rollouts.
   """
   right = groups.right.sum(axis=1).tolist()
   drawn = groups.rollouts.drawn.sum(axis=1).tolist()

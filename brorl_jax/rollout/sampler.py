@@ -135,8 +135,10 @@ def on_host(progress: DecodeProgress) -> DecodeProgress:
 def compact_sizes(
   lanes: int, slots: int, *, pool: bool
 ) -> list[tuple[int, int]]:
-  """(lanes, slots of each) that programs are compiled for, largest first. Few:
-  each is one program, compiled in 2.5 CPU-s for 6 layers of width 256.
+  """(lanes, slots of each) that programs are compiled for, largest first.
+
+  They are few: each is one program, compiled in 2.5 CPU-s for 6 layers of width
+  256.
   """
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
@@ -218,9 +220,10 @@ def parts_of(P: int, N: int, devices: int) -> int:
 
 
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
-  """Prompts, each repeated for its parts, and the number of parts. If neither
-  is as many for each device, there is one part, and the first prompts are
-  padding.
+  """Prompts, each repeated for its parts, and the number of parts.
+
+  If neither prompts nor parts divide evenly there is one part, and the first
+  prompts are repeated as padding.
   """
   P = len(prompts.index)
   parts = parts_of(P, n, devices)

@@ -170,7 +170,7 @@ WHOLE, SPLIT = PartitionSpec(), PartitionSpec(meshes.ROWS)
 def on_devices(
   spec: ProgramSpec, f: Callable, in_specs: Any, out_specs: Any
 ) -> Callable:
-  """`f`, run by each row of devices, of which none waits for another inside.
+  """`f`, run by each row of devices; inside, no row waits for another.
 
   The compiler may still shard heads and vocabulary within a row.
   """
@@ -360,7 +360,7 @@ class DecodeProgress(NamedTuple):
   waiting: Any  # rollouts that have had no slot yet, summed over devices
   room: Any  # devices that have work and free columns in the newest page
   slot_steps: Any  # slots times steps so far, summed over devices
-  stalled: Any  # of these, that waited for a block, see `Blocks`
+  stalled: Any  # the slot steps that waited for a block, see `Blocks`
   restarted: Any  # rollouts that gave their blocks back and began again
   resting: Any  # [P]: whether no lane has this prompt or will get it
 

@@ -59,7 +59,7 @@ def prompts_together(each: int, S: int) -> int:
 
 
 class PromptPart(NamedTuple):
-  """Prompts to read together, as many for each device."""
+  """Prompts to read together, equally many on each device."""
 
   tokens: Int[Any, "rows S"]
   mask: Bool[Any, "rows S"]
@@ -124,9 +124,10 @@ class Shelf:
   def rows(
     self, batch: PrefillBatch, held: Sequence[Set[int]]
   ) -> tuple[Int[np.ndarray, " B"], list[PromptPart]]:
-    """Rows for these prompts, and what must be read into them first. `batch`
-    has as many prompts for each device; `held` are the prompts of each device
-    whose rows are in use, with the new ones.
+    """Rows for these prompts, and what must be read into them first.
+
+    `batch` has equally many prompts for each device; `held` are the prompts of
+    each device whose rows are in use, the new ones included.
     """
     devices, S = len(self._rows), batch.prompts.tokens.shape[1]
     most = len(batch.real) // devices
@@ -238,9 +239,10 @@ def stream(
   places: int,
   watch: Callable[[DecodeProgress], None] = lambda progress: None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
-  """N rollouts of each prompt that `feed` gives, in the order they finish, on
-  the host. `feed` is called whenever one of the `places`, a multiple of the
-  devices' rows, is free; `params` must not be donated before the end.
+  """Yields N rollouts of each prompt, on the host, as prompts finish.
+
+  `feed` is called for prompts when a place is free. The number of `places` is a
+  multiple of the devices' rows; `params` must not be donated before the end.
   """
   devices, each = spec.devices, places // spec.devices
   program = spec.program(places, streams=True)

@@ -127,8 +127,8 @@ class Store:
     """The newest usable step or `from_step`; None if nothing was ever saved.
 
     Steps that are newer or damaged are moved aside. `like` has arrays, or their
-    shapes and shardings. `lacks` says why the run's other files do not cover a
-    step, which is then not used; None: they cover it.
+    shapes and shardings. `lacks(step)` is the reason why the run's other files
+    do not cover a step, which is then not used, or None.
 
     Raises:
       Unusable: There are steps but none is usable, or the newest whole one has

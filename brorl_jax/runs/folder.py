@@ -12,7 +12,7 @@ import pathlib
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,7 @@ _HELP = (
   f"or pass --begin_again, which moves all files to {ASIDE}/ in this one and "
   "starts at step 1"
 )
+_FEW = 4  # names in a line
 _PYTHON = platform.python_version()
 # Settings of XLA and jax that may change how a number is computed.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
@@ -135,8 +136,8 @@ def check(
     if before.get(k) != now.get(k) and k not in free
   }
   if changed and not allow_change:
-    fields = ", ".join(
-      f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()
+    fields = few(
+      [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()]
     )
     # All records of an evaluation must come from one config.
     evaluates = mode == "evaluate"
@@ -195,6 +196,12 @@ def begun(workdir: pathlib.Path) -> str | None:
       checkpoints = workdir / "checkpoints"
       return f"{path} has steps of a run, but {checkpoints} has no checkpoint"
   return None
+
+
+def few(names: Sequence[str]) -> str:
+  """The first names of a list, and how many more there are."""
+  more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+  return ", ".join(names[:_FEW]) + more
 
 
 def lost(why: str) -> UserError:

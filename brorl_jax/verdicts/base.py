@@ -80,7 +80,11 @@ class Example:
 def posed(
   example: Example, *, system: str = "", instruction: str = ""
 ) -> list[dict[str, str]]:
-  """The conversation that the policy sees; "" adds nothing."""
+  """The conversation that the policy sees.
+
+  `system` becomes a first message, unless the example has a system message;
+  `instruction` follows the last question. An empty text adds nothing.
+  """
   messages = [dict(message) for message in example.messages]
   parts = (example.question, instruction)
   messages[-1]["content"] = "\n".join(part for part in parts if part)

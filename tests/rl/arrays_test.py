@@ -213,6 +213,7 @@ def test_messages_by_hand():
   check = arrays.check
   check(a=(normal(3, 2), "AB"), b=(None, "A"), c=(normal(2), "B"))
   check(a=(normal(3, 2), "*"), b=(normal(3, 2), "*"))
+  check(a=(normal(4), "*V"))
   check(a=(normal(3, 2, 4), "*V"), b=(normal(3, 2), "*"), c=(normal(4), "V"))
   for given, message in (
     (
