@@ -250,10 +250,9 @@ def read(
 ) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   """The records of a file with their line or row numbers.
 
-  A bad line is yielded as its error, and has its error for a bad value. Neither
-  the whole file nor a line longer than `strict_json.MAX_LINE` is held in
-  memory. Without `nulls`, null in a columnar file means that the field is
-  missing.
+  A bad line is its error, and so is a bad value. Neither the whole file nor a
+  line longer than `strict_json.MAX_LINE` is held in memory. Without `nulls`,
+  null in a columnar file means that the field is missing.
   """
   empty = True
   lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
@@ -349,11 +348,8 @@ def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row | Refused:
       if nulls or value is not None:
         json.dumps(value)
         values[name] = value
-    except UnicodeDecodeError:
-      bad[name] = Refused(name, "not UTF-8; write the column as text")
     except Exception as e:  # of pyarrow too, for a date that Python lacks
-      why = f"not JSON: {show(str(e))}; write the column as text"
-      bad[name] = Refused(name, why)
+      bad[name] = Refused(name, f"not JSON: {show(str(e))}; write it as text")
   text = json.dumps(values, ensure_ascii=False).encode()
   return (text, bad) if len(text) <= MAX_LINE else _too_long()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -106,8 +107,8 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
   columns = list(columns)
   if not columns:
     return Refused(field, "missing; add it to every example")
-  close = strict_json.near(field, columns)
-  column = show(close)[1:-1] if close else "COLUMN"
+  close = difflib.get_close_matches(field, columns, 1, cutoff=strict_json.ALIKE)
+  column = show(close[0])[1:-1] if close else "COLUMN"
   return Refused(
     field,
     f"missing; {_near(field, columns)} Add it, or name its column:"
@@ -235,7 +236,10 @@ def _domain(
       " --config.data.domain=math for all",
     )
   name = record.get("domain")
-  foreign = bool(form.domain) and not strict_json.near(name, domains)
+  near = difflib.get_close_matches(
+    str(name), domains, 1, cutoff=strict_json.ALIKE
+  )
+  foreign = bool(form.domain) and not near
   name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:
     remedy = did_you_mean(name, domains, f"use one of {', '.join(domains)}")
@@ -243,9 +247,7 @@ def _domain(
   return domains[name], foreign
 
 
-def _no_fields(
-  values: Mapping[str, Any], form: Form, foreign: bool
-) -> list[str]:
+def _no_fields(values: Mapping, form: Form, foreign: bool) -> list[str]:
   """Entries that are named like a field but are ordinary columns."""
   out = []
   for one, other in (("prompt", "messages"), ("messages", "prompt")):

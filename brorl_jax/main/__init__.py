@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -24,14 +23,6 @@ def brorl() -> None:
   # As python -m does: finds modules in this folder.
   sys.path.insert(0, os.getcwd())
   runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
-
-
-def version() -> str:
-  """That of the installed package."""
-  try:
-    return importlib.metadata.version("brorl_jax")
-  except importlib.metadata.PackageNotFoundError:
-    return "in a folder, not installed"
 
 
 def keep_freed_memory() -> None:

@@ -6,6 +6,7 @@ The same command resumes a run that was stopped. The exit status is 0 only if
 the last step was reached and saved.
 """
 
+import importlib.metadata
 import logging
 import os
 import pathlib
@@ -129,12 +130,8 @@ _COORDINATOR = flags.DEFINE_string(
   "One process of many: HOST:PORT of process 0; with --processes and "
   "--process_id.",
 )
-_COUNT = flags.DEFINE_integer(
-  "processes", None, "How many processes there are."
-)
-_INDEX = flags.DEFINE_integer(
-  "process_id", None, "Which of them this is, from 0."
-)
+_COUNT = flags.DEFINE_integer("processes", None, "The number of processes.")
+_INDEX = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -182,7 +179,7 @@ def main(argv: list[str]) -> None:
   """Runs the mode; errors that end it are one line, with their status."""
   try:
     if _VERSION.value:
-      return print("brorl_jax", process.version())
+      return print("brorl_jax", importlib.metadata.version("brorl_jax"))
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     check_flags()

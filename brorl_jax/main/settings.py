@@ -4,6 +4,7 @@ What a single field of a config allows is in config/; what its sections must
 meet together is here, as (field, whether it holds, what it must be).
 """
 
+import difflib
 import functools
 import importlib.util
 import pathlib
@@ -19,7 +20,6 @@ from brorl_jax import config
 from brorl_jax.config.sampling import Sampling
 from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError, first_line
-from brorl_jax.verdicts.strict_json import near
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -45,6 +45,8 @@ _ELSEWHERE = {
   "dataset": "data.files",
   "train_files": "data.files",
 }
+# How alike a name must be that is proposed; less misleads.
+_ALIKE = 0.8
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -56,10 +58,9 @@ def parse_flags(argv: list[str]) -> list[str]:
   except UserError as e:
     line = str(e)
   except flags.UnrecognizedFlagError as e:
-    every, name = [*config.every_field()], e.flagname
-    field = _no_field(name, every, "--config.").partition("; ")[2]
-    hint = _hint(name, [*flags.FLAGS], "--")
-    line = f"there is no --{name}{hint or f'; {field}'}"
+    field = _no_field(e.flagname, [*config.every_field()], "--config.")
+    hint = _hint(e.flagname, [*flags.FLAGS], "--") or field[field.find(";") :]
+    line = f"there is no --{e.flagname}{hint}"
   except Exception as e:
     line = first_line(e)
     for pattern, better in _BETTER.items():
@@ -118,11 +119,9 @@ def _known_fields(file: str) -> list[str]:
     )
   path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
-    known = [str(p) for p in path.parent.glob("[!_]*.py")]
-    known += [p.stem for p in CONFIGS.glob("[!_]*.py")]
-    raise UserError(
-      f"config file {path} does not exist{_hint(str(path), known)}"
-    )
+    near = [str(p) for p in path.parent.glob("[!_]*.py")]
+    near += [p.stem for p in CONFIGS.glob("[!_]*.py")]
+    raise UserError(f"config file {path} is missing{_hint(str(path), near)}")
   holder = flags.FlagValues()
   argv = ["", f"--config={file}"]
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
@@ -157,20 +156,20 @@ def _no_field(name: str, fields: list[str], prefix: str) -> str:
     return f"{unknown}; it is {prefix}{meant} here"
   # Of the same section, or of all for a name without one: the shortest.
   section, _, last = name.rpartition(".")
-  last_names = {
+  near = {
     field.rpartition(".")[2]: field
     for field in sorted(fields, key=len, reverse=True)
     if not section or field.rpartition(".")[0] == section
   }
-  if close := near(last, last_names):
-    return f"{unknown}; did you mean {prefix}{last_names[close]}?"
-  hint = "" if last_names else _hint(name, fields, prefix)
+  if close := difflib.get_close_matches(last, near, 1, cutoff=_ALIKE):
+    return f"{unknown}; did you mean {prefix}{near[close[0]]}?"
+  hint = "" if near else _hint(name, fields, prefix)
   return unknown + (hint or "; brorl_jax/config/ lists all fields")
 
 
 def _hint(given: str, known: list[str], prefix: str = "") -> str:
-  close = near(given, known)
-  return f"; did you mean {prefix}{close}?" if close else ""
+  close = difflib.get_close_matches(given, known, 1, cutoff=_ALIKE)
+  return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def typed(
@@ -202,9 +201,7 @@ def training(c: ConfigDict) -> config.Config:
   return out
 
 
-def check(
-  c: Any, rules: Callable[[Any], Iterator[Rule]], where: str = ""
-) -> None:
+def check(c: Any, rules: Callable[[Any], Iterator[Rule]], where="") -> None:
   """Raises UserError for the first rule that a config breaks."""
   try:
     for field, holds, must in rules(c):

@@ -16,7 +16,9 @@ from brorl_jax.verdicts.base import opened_thinking
 
 DATE = "date of the chat template"  # its name among what a run records
 # A call that prints the date in a form that can be read off.
-_TODAY = re.compile(r"strftime_now\(\s*(?:format\s*=\s*)?([\"'])(.*?)\1\s*\)")
+_TODAY = re.compile(
+  r"strftime_now\(\s*(?:format\s*=\s*)?([\"'])([^\"']*)\1\s*\)"
+)
 
 
 class Template(NamedTuple):
@@ -74,9 +76,7 @@ class Tokenizer:
     if template is not None:
       self._tokenizer.chat_template = template.text
     self._check_template(template.where if template else str(directory), today)
-    self.stop_ids = _stop_ids(
-      directory, self._tokenizer.eos_token_id, self.size
-    )
+    self.stop_ids = _stops(directory, self._tokenizer.eos_token_id, self.size)
     pad = self._tokenizer.pad_token_id
     self.pad_id = self.stop_ids[0] if pad is None else pad
 
@@ -90,9 +90,8 @@ class Tokenizer:
       )
     try:
       self.date = self._freeze_date(today)
-      one, other, *again = (
-        self.render([{"role": "user", "content": text}]) for text in "1211111"
-      )
+      ask = lambda text: self.render([{"role": "user", "content": text}])
+      one, other, *again = map(ask, "1211111")
     except ValueError as e:
       raise ValueError(f"{where}: {e}") from e
     if one == other:
@@ -105,7 +104,7 @@ class Tokenizer:
     """Writes the date into the template; returns it, or "" if it has none."""
     text = self._tokenizer.get_chat_template()
     day = datetime.date.fromisoformat(today or str(datetime.date.today()))
-    dated = _TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), text)
+    dated = _TODAY.sub(lambda c: c[1] + day.strftime(c[2]) + c[1], text)
     if re.search(r"strftime_now(?!\s+is\b)", dated):
       raise ValueError(
         "its chat template prints the time; give a copy without strftime_now:"
@@ -133,23 +132,17 @@ class Tokenizer:
     """Texts of responses after the tag that the prompt opened; of all special
     tokens they lack only what ends them.
     """
-    inside = lambda token: token not in self.stop_ids
-    batch = [[*itertools.takewhile(inside, ids)] for ids in responses]
-    if not batch:  # which batch_decode takes for one empty response
-      return []
-    texts = self._tokenizer.batch_decode(
-      batch, clean_up_tokenization_spaces=False
-    )
-    return [self.opened + text for text in texts]
+    more = lambda token: token not in self.stop_ids
+    kept = ([*itertools.takewhile(more, ids)] for ids in responses)
+    how = {"clean_up_tokenization_spaces": False}
+    return [self.opened + self._tokenizer.decode(i, **how) for i in kept]
 
 
-def _stop_ids(
-  directory: pathlib.Path, eos: int | None, size: int
-) -> tuple[int, ...]:
+def _stops(folder: pathlib.Path, eos: int | None, size: int) -> tuple[int, ...]:
   """Ids that `generation_config.json` names, else the config's, else eos."""
   ids = None
   for name in ("generation_config.json", "config.json"):
-    path = directory / name
+    path = folder / name
     if ids is None and path.is_file():
       try:
         ids = json.loads(path.read_text()).get("eos_token_id")
@@ -159,14 +152,13 @@ def _stop_ids(
   ids = ids if isinstance(ids, list) else [ids]
   if not ids or ids == [None]:
     raise ValueError(
-      f"{directory} names no token that ends a response; set eos_token_id in "
+      f"{folder} names no token that ends a response; set eos_token_id in "
       "its generation_config.json"
     )
   good = [i for i in ids if type(i) is int and 0 <= i < size]
   if wrong := [i for i in ids if i not in good]:
     raise ValueError(
-      f"{directory}: eos_token_id {wrong[0]!r} is not an id from 0 to "
-      f"{size - 1}"
+      f"{folder}: eos_token_id {wrong[0]!r} is not an id from 0 to {size - 1}"
     )
   return tuple(good)
 

@@ -56,9 +56,7 @@ def find_run(checkpoint: str) -> CheckpointSource | None:
     try:
       began = huggingface.locate(name)
     except ValueError as e:
-      raise ValueError(
-        f"{config}: the model that the run started from: {e}"
-      ) from None
+      raise ValueError(f"{config}: the model it started from: {e}") from None
   return CheckpointSource(began, run.resolve(), step)
 
 

@@ -37,9 +37,7 @@ def is_active(
   `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
   """
   if on < 1:
-    raise ValueError(
-      f"on = {on} updates with the penalty: at least 1 is needed"
-    )
+    raise ValueError(f"on = {on} updates with the penalty: at least 1 needed")
   if off < 0:
     raise ValueError(f"off = {off} updates without the penalty is negative")
   return update % (on + off) < on

@@ -60,9 +60,7 @@ def check_data(c: DataConfig, *, own: bool) -> None:
     )
 
 
-def read_files(
-  c: DataConfig, *, own: bool
-) -> tuple[dataset.Data, dataset.Data]:
+def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples of files, of which there must be one. Raises
   ValueError if a file is invalid, or a prompt is on both sides.
   """
@@ -92,9 +90,7 @@ class TooLong(ValueError):
 
 def families(puzzles: Mapping[str, FamilyConfig]) -> list[Family]:
   """The puzzle families of a config; raises ValueError if one is invalid."""
-  out = [
-    Family(name, dict(f.settings), f.weight) for name, f in puzzles.items()
-  ]
+  out = [Family(k, dict(f.settings), f.weight) for k, f in puzzles.items()]
   try:
     DRAW.check(out)
   except ImportError as e:  # reasoning-gym is optional
@@ -329,11 +325,9 @@ class Examples:
     index = np.array(candidates, np.int32)
     return self.pad([self.example(step, p) for p in candidates], index)
 
-  def pad(
-    self, examples: Sequence[Example], index: np.ndarray
-  ) -> types.Prompts:
+  def pad(self, some: Sequence[Example], index: np.ndarray) -> types.Prompts:
     """Examples as padded token ids, with their indices p."""
-    ids = [self._render(example) for example in examples]
+    ids = [self._render(example) for example in some]
     return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
 
   def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:

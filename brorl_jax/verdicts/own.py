@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib
@@ -50,7 +51,7 @@ from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
 from brorl_jax.verdicts.pool import TimedVerdict
 from brorl_jax.verdicts.sandbox import process
 from brorl_jax.verdicts.sandbox.process import Deadline, Failed
-from brorl_jax.verdicts.strict_json import near, show
+from brorl_jax.verdicts.strict_json import ALIKE, show
 
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
 _WHAT = "config.reward.verifier"
@@ -104,8 +105,8 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
     raise ValueError(f"{where}: {e}") from None
   value = getattr(module, function, None)
   if not callable(value):
-    slip = _near(function, [k for k, v in vars(module).items() if callable(v)])
-    raise ValueError(f"{where}: {place} has no function {function!r}{slip}")
+    near = _near(function, [k for k, v in vars(module).items() if callable(v)])
+    raise ValueError(f"{where}: {place} has no function {function!r}{near}")
   try:
     data = pathlib.Path(module.__file__ or "").read_bytes()
   except OSError:
@@ -114,7 +115,9 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
 
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-  close = near(name, known) or _ELSEWHERE.get(name.lower())
+  close = [one for one in known if sorted(one) == sorted(name)]  # swapped
+  close += difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+  close = [*close, _ELSEWHERE.get(name)][0]
   return f"; did you mean {close}?" if close in known else ""
 
 
@@ -129,8 +132,8 @@ def _package(name: str) -> ModuleType:
 def _run(path: pathlib.Path) -> ModuleType:
   """Runs a file as a module; a ValueError names the line that failed."""
   if not path.is_file():
-    slip = _near(path.name, [p.name for p in path.parent.glob("*.py")])
-    raise ValueError(f"file {path} does not exist{slip}")
+    near = _near(path.name, [p.name for p in path.parent.glob("*.py")])
+    raise ValueError(f"file {path} does not exist{near}")
   name = f"_brorl_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
   spec = importlib.util.spec_from_file_location(name, path)
   assert spec is not None and spec.loader is not None

@@ -16,6 +16,7 @@ from typing import Any
 
 MAX_LINE = 1_000_000  # bytes
 MAX_DEPTH = 16
+ALIKE = 0.8  # of a name that is proposed: gspo and grpo, 0.75, are two things
 _LONGEST = 500  # characters of an error
 _DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it"
 
@@ -62,15 +63,6 @@ def kind(value: Any) -> str:
   return show(json.dumps(value))[1:-1]
 
 
-def near(name: object, known: Iterable[str]) -> str:
-  """The known name of which an unknown one is a slip, or ""."""
-  names, given = {one.lower(): one for one in known}, str(name).lower()
-  swapped = [one for one in names if sorted(one) == sorted(given)]
-  # At 0.75 grpo would be proposed for gspo, at 0.5 for rloo.
-  close = swapped or difflib.get_close_matches(given, names, 1, cutoff=0.8)
-  return names[close[0]] if close else ""
-
-
 def did_you_mean(
   name: object,
   known: Iterable[str],
@@ -78,8 +70,8 @@ def did_you_mean(
   quoted: Callable[[str], str] = str,
 ) -> str:
   """A remedy: the known name nearest to an unknown one, if one is near."""
-  close = near(name, known)
-  return f"did you mean {quoted(close)}?" if close else otherwise
+  close = difflib.get_close_matches(str(name), [*known], 1, cutoff=ALIKE)
+  return f"did you mean {quoted(close[0])}?" if close else otherwise
 
 
 def parse(line: bytes) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Tests of brorl_jax/model/tokenizer.py."""
 
 import datetime
+import functools
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -10,12 +12,8 @@ from messages import refuses
 
 from brorl_jax.model import huggingface, tokenizer
 
-ASKED = "{{ messages[0].content }}"
+HERE = pathlib.Path(__file__).parent
 QWEN2 = {"model_type": "qwen2"}
-
-
-def templated(directory, body, today=""):
-  return tokenizer.Tokenizer(directory, tokenizer.Template("t", body), today)
 
 
 def asked(text):
@@ -99,22 +97,6 @@ def test_decoding_leaves_out_what_ends_a_response(built):
     "42",
     "",
   ]
-
-
-@pytest.mark.parametrize(
-  "end, opened",
-  [
-    ("<think>\n", "<think>\n"), ("<think>", "<think>"), ("[THINK]", "[THINK]"),
-    ("<thinking>\n\n", "<thinking>\n\n"), ("<think>\n\n</think>\n\n", ""),
-    ("</think>", ""), ("Use <think> tags.", ""), ("", ""),
-  ],
-)  # fmt: skip
-def test_a_response_begins_with_the_thinking_that_its_prompt_opened(
-  directory, built, end, opened
-):
-  text = templated(directory, ASKED + f"{{{{ {end!r} }}}}")
-  assert text.opened == opened
-  assert text.decode([built.encode("4"), []]) == [opened + "4", opened]
 
 
 def test_encoding_adds_nothing(copy, built):
@@ -249,26 +231,20 @@ def test_a_checkpoint_without_a_template_takes_one(copy):
   assert text.render(asked("1 + 1")) == text.encode("1 + 1")
 
 
-@pytest.mark.parametrize(
-  "body, shown",
-  [
-    ("{{ strftime_now('%d %b %Y') }}", "05 Jan 2026"),
-    ('{{- strftime_now( "%Y-%m-%d" ) }}', "2026-01-05"),
-    ("{{ strftime_now(format='%A, %H:%M') }}", "Monday, 00:00"),
-    ("{% if strftime_now is defined %}{{ strftime_now('%j') }}{% endif %}",
-     "005"),
-    ("{% if not d is defined %}{% set d = strftime_now('%d') %}{% endif %}"
-     "{{ d }}", "05"),
-    ("{{ 'Today: ' + strftime_now('%d') + '.' }}", "Today: 05."),
-    ("no date", "no date"), ("{{ strftime_now is defined }}", "True"),
-  ],
-)  # fmt: skip
-def test_a_date_in_a_template_is_that_of_the_run(directory, body, shown):
-  text = templated(directory, body + ASKED, "2026-01-05")
-  assert text.decode([text.render(asked("?"))]) == [f"{shown}?"]
-  assert text.date == ("2026-01-05" if "0" in shown else "")
-  now = templated(directory, body + ASKED)
-  assert now.date == (text.date and str(datetime.date.today()))
+def test_templates_that_open_thinking_or_print_the_date(directory, built):
+  for line in (HERE / "templates.jsonl").read_text().splitlines():
+    case = json.loads(line)
+    template = tokenizer.Template("t", case["template"])
+    read = functools.partial(tokenizer.Tokenizer, directory, template)
+    if refused := case.get("refused"):
+      with refuses(ValueError, f"t: ... {refused}"):
+        read()
+      continue
+    text, opened = read("2026-01-05"), case["opened"]
+    assert built.decode([text.render(asked("?"))]) == [case["prompt"]], case
+    assert text.decode([built.encode("4"), []]) == [opened + "4", opened], case
+    assert text.date == ("2026-01-05" if case["dated"] else "")
+    assert read().date == (text.date and str(datetime.date.today()))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +253,6 @@ def test_a_date_in_a_template_is_that_of_the_run(directory, body, shown):
     (b"hello", ": its chat template leaves out the question"),
     (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
     (b"", ": its chat template is empty"),
-    (b"{% set now = strftime_now %}{{ now('%d') }}", ": its chat template pri"),
     (
       b"{{ messages[0].content }}{{ range(99) | random }}",
       ": its chat templat",

@@ -94,9 +94,7 @@ def _read_all(instructions: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def _read(i: int, item: Any) -> tuple[str, dict[str, Any]]:
   if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
-    raise ValueError(
-      f'instructions[{i}] = {item!r}; use an object with an "id"'
-    )
+    raise ValueError(f'instructions[{i}] = {item!r}; use an object with "id"')
   kind, kwargs = item["id"], item.get("kwargs") or {}
   where = f"instruction {kind!r}"
   if not isinstance(kwargs, Mapping):
@@ -123,9 +121,7 @@ def _arguments(
     if name not in wanted:
       every = f"use {', '.join(wanted) or 'none'}"
       remedy = did_you_mean(name, wanted, every, repr)
-      raise ValueError(
-        f"{where}: kwarg {name} = {value!r} is unknown; {remedy}"
-      )
+      raise ValueError(f"{where}: kwarg {name} = {value!r}: unknown; {remedy}")
   arguments = {}
   for name, read in wanted.items():
     if name not in given:
@@ -482,10 +478,7 @@ def _instructions(value: Any) -> list[dict[str, Any]]:
     )
   for i, item in enumerate(value):
     field = f"instructions[{i}]"
-    if not isinstance(item, dict) or item.keys() | {"kwargs"} != {
-      "id",
-      "kwargs",
-    }:
+    if not isinstance(item, dict) or {*item, "kwargs"} != {"id", "kwargs"}:
       raise Refused(
         field, f"{show(item)}; use an object with id and kwargs only"
       )
