@@ -133,8 +133,7 @@ def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   for column, field in itertools.product(columns, fields):
     if _slip(column.lower(), field):
       raise Refused(
-        show(column)[1:-1],
-        f"did you mean {field}? If not, rename the column",
+        show(column)[1:-1], f"did you mean {field}? If not, rename the column"
       )
 
 

@@ -9,11 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 
 def cosine(
-  length: Num[Array, "*axes"],
-  *,
-  limit: int,
-  eta_min: float,
-  eta_max: float,
+  length: Num[Array, "*axes"], *, limit: int, eta_min: float, eta_max: float
 ) -> Float[Array, "*axes"]:
   """Falls from eta_max for an empty response to eta_min at the limit.
 

@@ -34,10 +34,7 @@ _BULLET = re.compile(r"^[^\S\n]*+(?:-|\*[^*\n])", re.MULTILINE)
 
 
 def verify(
-  response: str,
-  instructions: Sequence[Mapping[str, Any]],
-  *,
-  jail: Any = None,
+  response: str, instructions: Sequence[Mapping[str, Any]], *, jail: Any = None
 ) -> Verdict:
   """Scores a response by the share of instructions that it follows.
 
