@@ -37,11 +37,9 @@ ODD = [
 def directory(tmp_path_factory):
   """The tokenizer of the embedded policy, without the policy."""
   path = tmp_path_factory.mktemp("tokenizer")
-  for name in (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-  ):
+  for (
+    name
+  ) in "tokenizer.json tokenizer_config.json chat_template.jinja".split():
     shutil.copy(huggingface.ASSETS / name, path)
   return path
 

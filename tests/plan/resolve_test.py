@@ -322,10 +322,7 @@ def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
   here = resolve.here(c.devices)
   where = Topology(Name("here"), jax.devices(), spec.here())
   want = resolve.resolve(c, here)
-  for machine in (
-    plan.machine(c.devices, where),
-    plan.machine(c.devices, None),
-  ):
+  for machine in (plan.machine(c.devices, at) for at in (where, None)):
     assert machine == here._replace(mesh=None)
     got = resolve.resolve(c, machine)
     assert sizes_of(got) == sizes_of(want)
@@ -398,6 +395,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
      "phase from step 4 ... max_new_tokens = 32769 ... at most 32768"),
     (1, {"phases": ({"from_step": 4, "loss.kind": "ppoo"},)},
      "phase from step 4 ... config.loss.kind = 'ppoo' ... did you mean ppo"),
+    (1, {"advantage.kind": "rloo"}, "did you mean leave_one_out?"),
   ],
   ids=str,
 )  # fmt: skip

@@ -52,9 +52,7 @@ def rollouts(responses, T=6):
 
 def test_scores_are_the_verifiers_word_for_word(scorer):
   prompts = examples().prompts(3, range(8))
-  answers = [
-    examples().example(3, int(i)).entry["answer"] for i in prompts.index
-  ]
+  answers = [examples().example(3, i).entry["answer"] for i in [*prompts.index]]
   said = [[a, "7", a, "no", a + "1", "7"] for a in answers]
   scores = scorer.scores(3, prompts, rollouts(said))
   got, answer = scores.reward, scores.answer
@@ -86,9 +84,7 @@ class Fake:
 
   def score(self, jobs):
     self.jobs += jobs
-    return [
-      pool.TimedVerdict(self._verdict(job.response), 0.25) for job in jobs
-    ]
+    return [pool.TimedVerdict(self._verdict(j.response), 0.25) for j in jobs]
 
 
 def with_pool(monkeypatch, scorer, verdict):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import sys
@@ -18,7 +19,6 @@ from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.gym import tables
 
-JUDGED = "only what follows the closing tag of a response is judged"
 ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 
 
@@ -75,7 +75,8 @@ def test_no_heldout_question_is_drawn():
   heldout = {p.question for p in examples().heldout()}
   assert len(heldout) == 8 * 4
   drawn = {
-    examples().example(s, p).question for s in range(9) for p in range(99)
+    examples().example(*i).question
+    for i in itertools.product(range(9), range(99))
   }
   assert not heldout & drawn
 
@@ -386,28 +387,30 @@ def test_what_is_added_must_be_text_that_can_be_read():
       configured.examples(config(**{"data.system": bad}), text())
 
 
-def test_a_template_that_takes_no_system_message_is_refused_in_one_line():
+def test_what_a_template_does_to_prompts_is_said_or_refused():
   body = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('No\nrole') }}"
+    "{% if messages|length > 1 %}{{ raise_exception('No role') }}{% endif %}"
   )
-  body += "{% endif %}{{ messages[-1].content }}<think>\n"
-  gemma = tokenizer.Tokenizer(ASSETS, tokenizer.Template("t", body))
-  with pytest.raises(ValueError, match=r"^config.data.system = 'Hi': .* No; l"):
+  body += "{{ messages[-1].content }}{{ strftime_now('%d') }}<think>"
+  template = tokenizer.Template("t", body)
+  gemma, later = (
+    tokenizer.Tokenizer(ASSETS, template, f"2026-01-0{day}") for day in "12"
+  )
+  with pytest.raises(
+    ValueError, match=r"^config.data.system = 'Hi': .* No role;"
+  ):
     configured.examples(config(**{"data.system": "Hi"}), gemma)
-  some = configured.examples(config(), gemma)
-  assert some.log_lines == ["thinking: prompts end in <think>; " + JUDGED]
+  some, other = (configured.examples(config(), x) for x in (gemma, later))
+  date, thinks = some.log_lines
+  assert "2026-01-01" in date and mentions(thinks, "thinking: ... <think>")
   assert some.decode([text().encode("4")]) == ["<think>4"]
+  with pytest.raises(ValueError, match="date of the chat template was 2026"):
+    other.refuse_changes(some.fingerprint)
 
 
 def test_another_chat_template_is_other_data():
   template = tokenizer.Template("t.jinja", "{{ messages[-1].content }}?")
   own = configured.examples(config(), tokenizer.Tokenizer(ASSETS, template))
-  dated = template._replace(text=template.text + "{{ strftime_now('%d') }}")
-  days = [tokenizer.Tokenizer(ASSETS, dated, f"2026-01-0{i}") for i in "12"]
-  one, other = (configured.examples(config(), day) for day in days)
-  assert "prompts show the date 2026-01-01, now and later" in one.log_lines
-  with pytest.raises(ValueError, match="date of the chat template was 2026"):
-    other.refuse_changes(one.fingerprint)
   assert "chat template" not in examples().fingerprint
   with pytest.raises(ValueError, match=r"data has changed.*chat template"):
     own.refuse_changes(examples().fingerprint)

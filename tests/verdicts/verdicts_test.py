@@ -71,10 +71,7 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
 def test_what_follows_the_thinking_is_judged(domain):
   if domain == "code" and jail.measure().name == "none":
     pytest.skip(jail.measure().reason)
-  parts = {
-    "right": f"\n{RIGHT[domain][0]}\n",
-    "wrong": f"\n{WRONG[domain][0]}\n",
-  }
+  parts = dict(right=f"\n{RIGHT[domain][0]}\n", wrong=f"\n{WRONG[domain][0]}\n")
   for line in (HERE / "thinking.jsonl").read_text().splitlines():
     case = json.loads(line)
     said = verify(domain, case["response"].format(**parts), **FIELDS[domain])

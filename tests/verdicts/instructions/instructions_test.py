@@ -449,11 +449,7 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   [
     ("", NO_COMMA, "empty response"), ("  \n", NO_COMMA, "empty response"),
     ("a, b</think>", NO_COMMA, "nothing after the thinking"),
-    ("<think>a, b</think>\n\nNo more", NO_COMMA, ""),
-    ("x</think>y</think>a, b", NO_COMMA, "not followed: punctuation:no_comma"),
-    ("<<a>></think>b", TITLE, "not followed: detectable_format:title"),
     ("<think> <<a>>", TITLE, "nothing after the thinking"),
-    ("a</think><think>b", NO_COMMA, "nothing after the thinking"),
     # White space around the answer is no paragraph.
     ("...</think>\n\nSo it is.", FIRST, ""),
   ],
