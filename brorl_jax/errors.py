@@ -12,7 +12,7 @@ REFUSED = 2
 # The numbers of a run ended it; see "When a step goes wrong" in runs/README.md.
 NUMBERS = 3
 # EX_IOERR of sysexits.h: files could not be written or read. Once
-# the storage works again, the same command goes on.
+# the storage works again, the same command resumes.
 STORAGE = 74
 
 # Numbers of a storage that fails, whatever file it is. Others, such as ENOENT,

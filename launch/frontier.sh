@@ -2,10 +2,10 @@
 # The frontier: how many rollouts per prompt, for which budget, on which prompts?
 #
 #   bash launch/frontier.sh                  a first answer: 2 hours on 2 cores
-#   bash launch/frontier.sh --budget=10      goes on where it was, for 10 hours
+#   bash launch/frontier.sh --budget=10      resumes, for 10 hours
 #   bash launch/frontier.sh --scale=4 --lanes=4     larger, four at once on a GPU
 #
-# Run it again and it goes on where it was. WORKDIR= is where it goes (default
+# Run it again and it resumes. WORKDIR= is where it goes (default
 # runs/frontier); PYTHON= and VENV= as in environment.sh. launch/frontier/README.md
 # tells what has been found. The last line names the page.
 set -euo pipefail

@@ -5,7 +5,7 @@
 #   bash launch/reasoning.sh
 #   bash launch/reasoning.sh --config.run.seed=1        any flag of a run's config
 #
-# Run it again and it goes on where it was. 20 to 30 minutes on 2 cores. WORKDIR=
+# Run it again and it resumes. 20 to 30 minutes on 2 cores. WORKDIR=
 # is where everything goes (default runs/reasoning); PYTHON= and VENV= as in
 # environment.sh. The last line names the page.
 set -euo pipefail

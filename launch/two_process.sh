@@ -7,7 +7,7 @@
 #
 # Process 0 writes to the terminal, the others to files that the first line names.
 # The exit status is the first that is neither 0 nor 75; else 75, after which the
-# same command goes on, if any process said so; else 0.
+# same command resumes, if any process said so; else 0.
 #
 #   PYTHON   interpreter with brorl_jax             (default python: the active one)
 #   GRACE    seconds the others get after one died  (default 60)

@@ -24,7 +24,7 @@ from brorl_jax.rl.arrays import Mean
 
 _MAX_LOG_RATIO = 20.0  # nats; ratios beyond e^20 are numerics, not policy
 
-# What a loss may be told; it gets those that its signature names.
+# What a loss may ask for; it gets what its signature names.
 OPTIONS = ("clip_low", "clip_high")
 
 
@@ -267,7 +267,7 @@ def kl_k2(
   clamp: float,
   weight: Float[Array, " B"] | None = None,
 ) -> Mean:
-  """The k2 estimate of KL(policy || reference) as a loss of its own.
+  """The k2 estimate of KL(policy || reference) as its own loss.
 
     k2[b,t] = min(1/2 * (logp[b,t] - logp_ref[b,t])^2, clamp)
 

@@ -176,7 +176,7 @@ class Candidates:
         self._others.pop()()
 
   def _next(self, room: int) -> Prompts | None:
-    """At most so many chunks; those of prompts that are open come first."""
+    """At most this many chunks; prompts that are open come first."""
     while len(self._queue) < room and (p := self._new()) is not None:
       self._asked[p] = self._plan.chunk
       self._queue.append(Chunk(p, 0))

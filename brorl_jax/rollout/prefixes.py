@@ -75,7 +75,7 @@ def stream(
   *,
   places: int,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
-  """As `stream.stream`, for at most so many prompts at a time."""
+  """As `stream.stream`, for at most this many prompts at a time."""
   program = _program(spec, places)
   together = program.lanes * spec.devices
   while True:

@@ -132,7 +132,7 @@ class RolloutSpec:
 
   @property
   def devices(self) -> int:
-    """Rows of devices, each of which has prompts of its own."""
+    """Rows of devices, each of which has its own prompts."""
     return meshes.of(self.mesh).rows
 
   def program(

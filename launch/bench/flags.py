@@ -47,7 +47,7 @@ def parser(
   add("--slots", type=int, help="responses in progress; more than --n are --n")
   ends = out.add_mutually_exclusive_group()
   ends.add_argument(
-    "--ends", type=int, help="one token in so many ends a response"
+    "--ends", type=int, help="one token in this many ends a response"
   )
   ends.add_argument(
     "--lengths",

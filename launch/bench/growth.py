@@ -10,7 +10,7 @@ r"""How CPU time and memory grow with N, T, S and V.
 
 Part rollout measures `launch.bench.rollout`, part update
 `launch.bench.update`: w1, its model and lengths, of which one size changes.
-Every point is a process of its own, so that its peak of memory is its own, and
+Every point is its own process, so that its peak of memory is its own, and
 has a line of JSON. --sizes replaces the sizes of one axis; all other flags go
 to what is measured:
 
@@ -172,7 +172,7 @@ def _update(point: Point, repeats: int) -> dict[str, Any]:
 
 
 def upper_half(count: int) -> slice:
-  """Of so many sizes in ascending order those that are fitted, two or more."""
+  """Of sizes in ascending order the ones that are fitted, two or more."""
   return slice(max(min(count // 2, count - 2), 0), None)
 
 
@@ -200,7 +200,7 @@ def exponents(
 
 
 def apart(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-  """Seconds as operations of attention and others, each at a rate of its own.
+  """Seconds as operations of attention and others, each at its own rate.
 
   By least squares of the relative errors over the upper half of the sizes. If
   something else grew faster than both, the error would be large.

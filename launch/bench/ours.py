@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 
 def seconds(f: Callable[..., Any], *args: Any, calls: int = 1) -> float:
-  """Of one of so many calls behind each other; the least of three rounds."""
+  """Of one of this many calls behind each other; the least of three rounds."""
   jax.block_until_ready(f(*args))
   spent = []
   for _ in range(3):

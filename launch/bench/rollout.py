@@ -123,7 +123,7 @@ class Sampler:
 
 
 def in_tail(total: int, left: int) -> bool:
-  """Whether 95 % of the rollouts have ended, with so many left."""
+  """Whether 95 % of the rollouts have ended, with this many left."""
   return total - left >= 0.95 * total
 
 

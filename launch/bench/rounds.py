@@ -5,7 +5,7 @@ r"""What it costs to draw the same rollouts in rounds; one line of JSON.
 
 A step's prompts of a config with its embedded policy, N rollouts each: all at
 once in one place per prompt, and in rounds of 16, 64, 256, .. N in chunks of
-16, where every prompt goes on to the end. Both draw N rollouts of each prompt;
+16, where every prompt runs to the end. Both draw N rollouts of each prompt;
 the rewards are 0 and cost nothing. The two take turns, and what is measured is
 the second time that a step is drawn: the first compiles, for other sizes in
 each step.

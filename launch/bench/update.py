@@ -220,7 +220,7 @@ def work(w: Workload, prompts: int, lengths: Sequence[int]) -> float:
 
 
 def rates(tokens: int, runs: Sequence[protocol.Clock]) -> dict[str, Any]:
-  """Medians over updates with so many tokens each."""
+  """Medians over updates with this many tokens each."""
   wall_s = statistics.median(run.wall_s for run in runs)
   cpu_s = statistics.median(run.cpu_s for run in runs)
   return {

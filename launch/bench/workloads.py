@@ -66,7 +66,7 @@ class Workload:
   prompts: int = 1  # each with n responses
   n: int = 512
   dtype: str = "float32"
-  # One token in so many, at most the vocabulary, ends a response; None: never.
+  # One token in this many, up to the vocabulary, ends a response; None: never.
   one_in: int | None = None
   slots: int | None = None  # responses in progress at a time; None: all
   # Lengths that responses are drawn to have, in place of `one_in`.
@@ -87,7 +87,7 @@ class Workload:
     return tuple(range(round(self.model.vocab / self.one_in)))
 
   def drawn(self, count: int, seed: int) -> list[int]:
-    """Lengths of so many responses, as this policy would end them."""
+    """Lengths of this many responses, as this policy would end them."""
     source = random.Random(seed)
     if self.lengths:
       return [min(source.choice(self.lengths), self.new) for _ in range(count)]

@@ -69,7 +69,7 @@ class Site:
   def start(
     self, workdir: pathlib.Path, stage: str | None = None, *more: str
   ) -> zygote.Start:
-    """Starts the run of a folder, or goes on with it; kills it at a stage."""
+    """Starts the run of a folder, or resumes it; kills it at a stage."""
     flags = [*self._flags, f"--workdir={workdir}", *more]
     return self._zygote.start(flags, stage)
 

@@ -1,4 +1,4 @@
-"""One fault each: a run is broken, goes on, and must end as its twin.
+"""One fault each: a run is broken, resumes, and must end as its twin.
 
 A trial returns what is wrong, None if nothing is. Its name is that of the run's
 folder.
@@ -31,7 +31,7 @@ def _differs(workdir: pathlib.Path, twin: pathlib.Path) -> Wrong:
 
 
 def _wait(start: Start, workdir: pathlib.Path, count: int) -> None:
-  """Waits until metrics.jsonl has so many lines, or the start has ended."""
+  """Waits until metrics.jsonl has this many lines, or the start has ended."""
   end, path = time.monotonic() + LIMIT_S, workdir / "metrics.jsonl"
   while start.status() is None and time.monotonic() < end:
     if path.exists() and path.read_bytes().count(b"\n") >= count:
@@ -49,7 +49,7 @@ def _status(start: Start, *wanted: int) -> Wrong:
 def random_kills(
   site: Site, workdir: pathlib.Path, seed: int, count: int = 1
 ) -> Wrong:
-  """SIGKILL at random moments of one run, which goes on after each.
+  """SIGKILL at random moments of one run, which resumes after each.
 
   A run that ends meanwhile is compared, and another begins.
   """
@@ -80,7 +80,7 @@ def stage_kill(site: Site, workdir: pathlib.Path, stage: str) -> Wrong:
 
 
 def term(site: Site, workdir: pathlib.Path, moment: int) -> Wrong:
-  """SIGTERM after so many steps; 0: before the first, perhaps before any."""
+  """SIGTERM after this many steps; 0: before the first, perhaps before any."""
   rng, start = random.Random(f"term {moment}"), site.start(workdir)
   _wait(start, workdir, moment)
   time.sleep(rng.uniform(0.0, 0.1 if moment else site.seconds / 2))

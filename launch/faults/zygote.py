@@ -5,7 +5,7 @@
   start.ended(60)                                      # its exit status
 
 Importing takes longer than a tiny run. The process has not touched a device, so
-that a fork of it is like a fresh start; each fork is a session of its own.
+that a fork of it is like a fresh start; each fork is its own session.
 """
 
 import importlib

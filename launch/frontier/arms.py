@@ -1,7 +1,7 @@
 """What is run: an arm, its command line, and what is kept of a run.
 
 A result is a small JSON file. An arm whose result exists is not run again, so
-that the experiment goes on where it was, on another machine too.
+that the experiment resumes, on another machine too.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def run(
   path: pathlib.Path,
   scale: int,
 ) -> dict[str, Any]:
-  """Runs an arm, or goes on with it, and writes its result.
+  """Runs an arm, or resumes it, and writes its result.
 
   Args:
     arm: What to run.
@@ -157,7 +157,7 @@ def read(path: pathlib.Path) -> dict[str, Any] | None:
     return json.loads(path.read_text())
   except ValueError as e:
     raise SystemExit(
-      f"error: {path} is damaged ({e}); delete it, and its run goes on"
+      f"error: {path} is damaged ({e}); delete it, and its run starts again"
     ) from None
 
 

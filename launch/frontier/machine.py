@@ -53,7 +53,7 @@ def share_a_gpu(lanes: int) -> None:
   """Gives each run a share of a GPU's memory, if the user names none.
 
   One run alone would take most of it. A quarter is left for what is not in
-  XLA's pool: each process has a context of its own.
+  XLA's pool: each process has its own context.
   """
   names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
   if not any(map(os.environ.get, names)):

@@ -1,4 +1,4 @@
-"""An answer of its own for each prompt: a number that no rule gives.
+"""Another answer for each prompt: a number that no rule gives.
 
   a4927.3 -> 305
 

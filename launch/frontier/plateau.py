@@ -225,7 +225,7 @@ def _all_against(
 
 
 def at_time(cell: Cell, seconds: float, metric: str) -> list[float]:
-  """Of each seed when its steps have taken so many CPU-seconds.
+  """Of each seed when its steps have taken this many CPU-seconds.
 
   They are those in which `same` has generated the budget: that is its point.
   """

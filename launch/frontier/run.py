@@ -5,7 +5,7 @@
 A question compares values of N where all else is equal: task, pool, advantage,
 samples per step, recipe. For each N
 
-1. the learning rate is tuned, by factors of 2 and with a seed of its own, for
+1. the learning rate is tuned, by factors of 2 and with its own seed, for
    each budget: the best rate must be between two that were tried. Otherwise the
    grid is extended;
 2. each budget is run at its rate with other seeds.
@@ -14,7 +14,7 @@ Budgets double. Before the largest one is run, it is predicted from the smaller
 ones (`analysis.py`), and the prediction is written down. `plateau.py` follows
 with the test of BroRL's claim.
 
-Every run is `python -m brorl_jax.main` in its own folder, on a core of its own.
+Every run is `python -m brorl_jax.main` in its own folder, on its own core.
 Repeating the command resumes; what has a result is not run again.
 """
 
@@ -51,7 +51,7 @@ class Question:
     ns: Rollouts per prompt.
     grid: Powers of 2 that are tried first as rates.
     decayed: Whether the rate falls to 0 with the budget. Then only the largest
-      budget is run: each one would need runs of its own.
+      budget is run: each one would need its own runs.
   """
 
   task: str
@@ -227,9 +227,9 @@ def main() -> None:
     follow(e)
     say("all is done")
   except OutOfTime:
-    say("the hours are spent; the same command goes on")
+    say("the hours are spent; the same command resumes")
   except KeyboardInterrupt:
-    say("interrupted; the same command goes on")
+    say("interrupted; the same command resumes")
     os._exit(130)  # the runs end with this process
 
 

@@ -36,7 +36,7 @@ def numbers(results: pathlib.Path) -> dict[str, Any]:
   if not found and not test["arms"]:
     raise SystemExit(
       f"error: {results} answers no question yet, for one wants all of its N: "
-      "run bash launch/frontier.sh, which goes on where it was"
+      "run bash launch/frontier.sh, which resumes"
     )
   return {
     "questions": [*found.values()],

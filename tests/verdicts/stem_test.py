@@ -1,4 +1,6 @@
 # ruff: noqa: RUF001
+import json
+import pathlib
 from fractions import Fraction
 
 import pytest
@@ -27,6 +29,12 @@ from brorl_jax.verdicts.stem import (
 )
 
 few = settings(max_examples=30)
+
+
+class Near:
+  def ask(self, judge, *args, timeout):
+    return symbolic(*args)
+
 
 CHOICES = [
   "the ribosome", "The mitochondria", "nucleus", "a black hole", "5 m/s",
@@ -212,11 +220,15 @@ def test_expressions_are_for_mathematics(asked):
   ],
 )  # fmt: skip
 def test_mathematics_itself(text, gold, status):
-  class Near:
-    def ask(self, judge, *args, timeout):
-      return symbolic(*args)
-
   assert verify(rf"\boxed{{{text}}}", gold, jail=Near()).status == status
+
+
+def test_every_line_of_the_corpus_is_judged_as_labelled():
+  corpus = pathlib.Path(__file__).parents[1] / "hostile" / "stem.jsonl"
+  for line in map(json.loads, corpus.read_text().splitlines()):
+    gold = check_reference(line["gold"], choices := line["choices"])
+    verdict = verify(line["response"], gold, choices=choices, jail=Near())
+    assert verdict.status == ("pass" if line["expected"] else "fail"), line
 
 
 @pytest.mark.parametrize(
@@ -461,9 +473,9 @@ def test_what_is_no_quantity(text):
   "gold, right, wrong",
   [
     ("5", ["5", "5.0", "10/2", "5 m", "x = 5"], ["5.001", "-5", "5 apples"]),
-    ("9.8", ["9.8", "9.81", "9.75", "9.85"], ["9.74", "9.9", "10", "9"]),
+    ("9.8", ["9.8", "9.81", "9.75", "9.85"], ["9.7", "9.9", "10", "9"]),
     ("0.5", ["0.5", "0.503", "1/2"], ["0.46", "0.54", "0.506"]),  # 1 % at most
-    ("1.23456", ["1.234", "1.2352"], ["1.23", "1.237"]),  # 0.1 % at least
+    ("1.23456", ["1.234", "1.2352", "1.23"], ["1.22", "1.247"]),
     ("6.02e23", ["6.022 × 10^23", r"6.02\times10^{23}"], ["6.1e23", "6.02e22"]),
     ("0.0", ["0", "0.00"], ["0.01", "1e-9"]),
     ("-1.6e-19 C", ["-1.602e-19 C", "-1.6e-19"], ["1.6e-19 C", "-1.6e-19 V"]),

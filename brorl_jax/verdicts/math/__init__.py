@@ -9,21 +9,13 @@ from __future__ import annotations
 import functools
 import re
 from fractions import Fraction
+from typing import Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
-from brorl_jax.verdicts.math import compare, gate
+from brorl_jax.verdicts.math import compare, gate, structure
 from brorl_jax.verdicts.math.expressions import Tree, Unreadable, plain
-from brorl_jax.verdicts.math.structure import (
-  Assign,
-  Items,
-  Leaf,
-  Node,
-  Relation,
-  Row,
-  Words,
-  parse,
-)
+from brorl_jax.verdicts.math.structure import Assign, Items, Leaf, Node, parse
 from brorl_jax.verdicts.sandbox.jail import Jail, mine
 
 DEADLINE = 3.0  # seconds in the jail; the slowest honest pair took 0.2
@@ -40,16 +32,18 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
     numbers by value: 0.5, 1/2, 50\% are equal; 60\% equals 0.6 but not 60
     a chain by its last part, if all its parts are equal: 3/5 = 0.6 equals 0.6
     digits with their base, which an answer may leave out: 1011 equals 1011_2,
-      but 11 does not; x \equiv 3 \pmod 7 equals 3
+      but 11 does not; 1011_2 equals 11; x \equiv 3 \pmod 7 equals 3
     a reference with a decimal point and at least four significant digits equals
       whatever rounds to it: 3.14159 equals \pi; others are exact: 3.14 does not
-    units may be left out but not changed: 5 cm equals 5 but not 5 m
-    x = 5 equals 5 but not y = 5; an equation equals its multiples
+    units may be left out but not changed: 5 cm equals 5 but not 5 m; a word
+      that is no unit must be in both: 5 tenths is not 5
+    x = 5 equals 5 but not y = 5, and so do m + n = 5 and P(X = 2) = 5; an
+      equation equals its multiples
     sets and lists in any order; tuples, ratios and matrices in order; intervals
       by their ends, also as inequalities; \pm 2 equals 2, -2; x \ne 2 equals
       \mathbb{R}\setminus\{2\}; x = 1, y = 2 equals (1, 2)
     words ignore case; letters of choices do not
-    expressions that have the same value wherever both are defined
+    expressions that have the same value wherever both are defined and real
 
   `gold` is what `check_reference` returns. Where the exact comparison does not
   decide, `jail` (default: this thread's) does; if it fails, it is "invalid".
@@ -124,9 +118,9 @@ def _parts(node: Node) -> tuple[Node, ...]:
   match node:
     case Assign():
       return (node.value,)
-    case Items() | Row():
+    case Items() | structure.Row():
       return node.items
-    case Relation():
+    case structure.Relation():
       return node.sides
   return ()
 
@@ -189,10 +183,8 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   return clean
 
 
-def _refused(gold: str, reason: str) -> ValueError:
-  return ValueError(
-    f"gold = {gold[:80]!r}: {reason}; correct it or drop the line"
-  )
+def _refused(gold: str, why: str) -> ValueError:
+  return ValueError(f"gold = {gold[:80]!r}: {why}; correct it or drop the line")
 
 
 def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
@@ -203,22 +195,30 @@ def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
 def _value(node: Node) -> Tree:
   node = node.value if isinstance(node, Assign) else node
   node = compare.single(node) or node
-  node = node.sides[-1] if isinstance(node, Relation) else node  # of a chain
+  node = (
+    node.sides[-1] if isinstance(node, structure.Relation) else node
+  )  # of a chain
   return node.tree if isinstance(node, Leaf) else None
+
+
+def _of_sentence(words: list[str]) -> bool:
+  return len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words)
 
 
 def _fault(node: Node) -> str:
   if isinstance(node, Leaf) and node.tree is None:
     return f"unreadable: {node.fault}"
-  if isinstance(node, Words):
+  if isinstance(node, Leaf) and _of_sentence(node.unit.strip("?").split()):
+    return "it is a sentence"
+  if isinstance(node, structure.Words):
     words = node.text.split()
     if node.text in _MISSING:
       return "it marks a missing value"
-    if len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words):
+    if _of_sentence(words):
       return "it is a sentence"
   if isinstance(node, Items) and node.choice and node.kind == "list":
     return "it offers a choice"
-  if isinstance(node, Relation) and set(node.signs) == {"="}:
+  if isinstance(node, structure.Relation) and set(node.signs) == {"="}:
     values = {part.tree for part in node.sides if isinstance(part, Leaf)}
     numbers = all(isinstance(value, Fraction) for value in values)
     if numbers and len(values) > 1:
@@ -226,12 +226,16 @@ def _fault(node: Node) -> str:
   return next(filter(None, map(_fault, _parts(node))), "")
 
 
+def _answer(value: Any) -> str:
+  """One text, or a list of all that are asked for, as OlympiadBench has it."""
+  values = value if isinstance(value, list) else [value]
+  return ", ".join(map(strict_json.answer, values))
+
+
 DOMAIN = Domain(
   name="math",
-  verify=lambda response, entry, jail: verify(
-    response, entry["answer"], jail=jail
-  ),
-  fields={"answer": Field(strict_json.answer)},
+  verify=lambda text, entry, jail: verify(text, entry["answer"], jail=jail),
+  fields={"answer": Field(_answer)},
   check_reference=lambda record: {"answer": check_reference(record["answer"])},
   needs_jail="libraries",
   one_answer=True,

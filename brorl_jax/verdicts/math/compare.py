@@ -6,19 +6,14 @@ True or False, or None if it depends on the values of leaves (see symbolic.py).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from brorl_jax.verdicts.math.structure import (
-  Assign,
-  Items,
-  Leaf,
-  Node,
-  Relation,
-  Row,
-  Words,
-)
+from brorl_jax.verdicts.math import structure
+from brorl_jax.verdicts.math.expressions import canonical_unit, variables
+from brorl_jax.verdicts.math.structure import Assign, Items, Leaf, Node, Row
 
 Answer = bool | None
 LeafRule = Callable[[Leaf, Leaf], Answer]
@@ -27,6 +22,7 @@ LeafRule = Callable[[Leaf, Leaf], Answer]
 # is often exact (2.5, 0.125), and half a unit of the last digit would accept
 # wrong answers.
 _ROUNDED_DIGITS = 4
+_LETTERS_LAST = re.compile(r"(.*[\d})]) ([A-Za-z](?: [/^*] .*)?)")
 
 
 def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
@@ -36,7 +32,7 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
       return _assigned(answer, gold, rule)
     case Leaf(), Leaf():
       return _leaves(answer, gold, rule)
-    case (Words(), _) | (_, Words()):
+    case (structure.Words(), _) | (_, structure.Words()):
       return _letter(answer) == _letter(gold)
     case Items(), Items():
       return _items(answer, gold, rule)
@@ -46,19 +42,21 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
         return False
       marks = {answer.open, gold.open}
       # A time may leave out its p.m.
-      times = ":" in marks and all(mark[0] == ":" for mark in marks)
+      times = ":" in marks and marks <= {":", ":p.m.", ":a.m."}
       if answer.close != gold.close or (len(marks) > 1 and not times):
         return False
       return _in_order(a, g, rule)
-    case Relation(), Relation():
+    case structure.Relation(), structure.Relation():
       if answer.signs == gold.signs:
         equal = _in_order(answer.sides, gold.sides, rule)
         if equal or answer.signs != ("=",):
           return equal
       return _equations(answer, gold, rule)
-    case Relation(), _:
+    case structure.Relation(), _ if value := _without_left_side(answer, gold):
+      return same(value, gold, rule)
+    case structure.Relation(), _:
       return _chain(answer, (answer.sides[-1], gold), rule)
-    case _, Relation():
+    case _, structure.Relation():
       return _chain(gold, (answer, gold.sides[-1]), rule)
     # x = 1, y = 2 and (1, 2)
     case Items(), Row():
@@ -86,10 +84,13 @@ def is_rounded(leaf: Leaf) -> bool:
 
 
 def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
-  if answer.unit and gold.unit and answer.unit != gold.unit:
-    return False
-  if _is_base(answer.unit) and not gold.unit:
-    return False  # 11_2 is three
+  if bool(answer.unit) != bool(gold.unit):
+    answer, gold = _lettered(answer, gold.unit), _lettered(gold, answer.unit)
+  if answer.unit != gold.unit:
+    if "?" in answer.unit + gold.unit or (answer.unit and gold.unit):
+      return False
+    if _is_base(answer.unit):
+      return gold.tree is not None and _based(answer) == gold.tree
   a, g = answer.tree, gold.tree
   if a is not None and a == g:
     return True
@@ -103,11 +104,29 @@ def _is_base(unit: str) -> bool:
   return unit.startswith("(base") and unit != "(base 10)"
 
 
+def _based(leaf: Leaf) -> Fraction | None:
+  """The value of 101_2, which is 5."""
+  whole, _, part = leaf.text.replace(" ", "").partition(".")
+  base = int(leaf.unit.strip("(base )"))
+  if not re.fullmatch(r"-?[0-9A-F]+", whole + part):
+    return None
+  return Fraction(int(whole + part, base), base ** len(part))
+
+
+def _lettered(leaf: Leaf, unit: str) -> Leaf:
+  """The leaf "5 m / s" with these letters as its unit, if that is the unit."""
+  found = unit and _LETTERS_LAST.fullmatch(leaf.text)
+  if not found or canonical_unit(found[2]) != unit:
+    return leaf
+  bare = structure.parse(found[1])
+  return dataclasses.replace(bare, unit=unit) if type(bare) is Leaf else leaf
+
+
 def _letter(node: Node) -> object:
   """A letter as text equals the same letter as a symbol."""
   if isinstance(node, Leaf) and len(node.text) == 1 and not node.unit:
     return node.text
-  return node.text if isinstance(node, Words) else node
+  return node.text if isinstance(node, structure.Words) else node
 
 
 def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
@@ -121,7 +140,7 @@ def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
       return same(answer, gold, rule)
     case Assign(), Assign() if answer.name == gold.name:
       return same(answer.value, gold.value, rule)
-    case (Assign() | Relation(), Assign() | Relation()):
+    case (Assign() | structure.Relation(), Assign() | structure.Relation()):
       return _equations(answer, gold, rule)
     case Assign(), _:
       return same(answer.value, gold, rule)
@@ -153,7 +172,7 @@ def _each(node: Node) -> Node:
 
 def _equation(node: Node) -> Leaf | None:
   """Both sides of an equation as one leaf, marked as an equation."""
-  if isinstance(node, Relation) and node.signs == ("=",):
+  if isinstance(node, structure.Relation) and node.signs == ("=",):
     sides = [s.tree if isinstance(s, Leaf) else None for s in node.sides]
   elif isinstance(node, Assign) and isinstance(node.value, Leaf):
     named = node.name.isalpha() or node.name.startswith("\\")
@@ -163,7 +182,26 @@ def _equation(node: Node) -> Leaf | None:
   return None if None in sides else Leaf("=", ("=", *sides))
 
 
-def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
+def _without_left_side(chain: structure.Relation, gold: Node) -> Node | None:
+  """The value of m + n = 256 + 37 = 293, where a value is the reference."""
+  left, *rest = chain.sides
+  if {*chain.signs} != {"="} or not _has_names(left) or _has_names(gold):
+    return None
+  return structure.Relation(chain.signs[1:], (*rest,)) if rest[1:] else rest[0]
+
+
+def _has_names(node: Node) -> bool:
+  match node:
+    case Leaf():
+      return bool(variables(node.tree))
+    case Items() | Row():
+      return any(map(_has_names, node.items))
+  return True
+
+
+def _chain(
+  chain: structure.Relation, ends: tuple[Node, Node], rule: LeafRule
+) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
   All parts must be equal, and differ in writing: 8 = 9, 8 = 8 and 8 = 8 cm are
@@ -175,10 +213,11 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   ]
   if set(chain.signs) != {"="} or len(set(parts)) < len(parts):
     return False
-  units = {part.unit for part in parts if isinstance(part, Leaf)}
-  if len(units - {""}) > 1 or ("" in units and any(map(_is_base, units))):
-    return False
-  if len(units) > 1 and not _ends_in_unit(chain.sides):
+  written = [part.unit if isinstance(part, Leaf) else "" for part in parts]
+  if any(_is_base(b) and not a for a, b in itertools.pairwise(written)):
+    return False  # 11 = 11_2; but 11_2 = 3
+  units = {unit for unit in written if not _is_base(unit)}
+  if len(units - {""}) > 1 or (units > {""} and not _ends_in_unit(chain.sides)):
     return False
   return _in_order((ends[0], *parts[:-1]), (ends[1], *parts[1:]), rule)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -32,56 +33,54 @@ class Token(NamedTuple):
   text: str
 
 
-def _spellings(table: str) -> dict[str, str]:
-  entries = [entry.split() for entry in table.split(",")]
+_TABLES = pathlib.Path(__file__).parents[1] / "tables"
+
+
+def table(name: str) -> str:
+  return (_TABLES / name).read_text("utf-8")
+
+
+def _spellings(name: str) -> dict[str, str]:
+  """The first word of each entry of a table, by every word of the entry."""
+  entries = [entry.split() for entry in table(name).split(",")]
   return {word: entry[0] for entry in entries for word in entry}
 
 
-# Commands that are variables.
-LETTERS = frozenset(
-  r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta
-  \vartheta \iota \kappa \lambda \mu \nu \xi \rho \sigma \tau \upsilon \phi
-  \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Xi \Sigma \Phi \Psi
-  \Omega \ell""".split()
-)
-# Commands that apply to what follows, as \sin does.
-FUNCTIONS = frozenset(
-  r"""\sin \cos \tan \sec \csc \cot \arcsin \arccos \arctan \sinh \cosh \tanh
-  \ln \exp \log""".split()
-)
-_SAME = _spellings(r"""
-  \frac \dfrac \tfrac \cfrac, \binom \dbinom \tbinom, \leq \le \leqslant,
-  \geq \ge \geqslant, \neq \ne, < \lt, > \gt, \emptyset \varnothing,
-  | \mid \vert \lvert \rvert \|, : \colon, \{ \lbrace, \} \rbrace, [ \lbrack,
-  ] \rbrack, ( \lparen, ) \rparen, * \ast \cdot \times, / \div, % \%, \lor \vee,
-  \land \wedge, \asec \arcsec, \circ \degree \deg,
-  \setminus \backslash \smallsetminus, i \imath, \infty \infin, \tan \tg,
-  \cot \ctg, \arctan \arctg, £ \pounds, € \euro, \mathbb{R} \R, \mathbb{Z} \Z
-""")
+# Commands that are variables, and that apply to what follows, as \sin does.
+LETTERS = frozenset(table("letters.txt").split())
+FUNCTIONS = frozenset(table("functions.txt").split())
+_SAME = _spellings("commands.txt")
+# Functions and numbers that may be written without a backslash, and operators.
+_NAMES = {x[1:] for x in FUNCTIONS} | {"sqrt", "pi", "gcd", "lcm"}
+_OPERATORS = {x[1:] for x, same in _SAME.items() if same in FUNCTIONS}
+_OPERATORS |= _NAMES | {"max", "min"}
 _UNICODE = str.maketrans({
-  "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "⁄": "/",
-  "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "∞": r"\infty ",
-  "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ",
-  "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "π": r"\pi ", "θ": r"\theta ",
-  "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ",
-  "°": r"^\circ ", "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}",
+  **{x: f"{same} " for x, same in _SAME.items() if len(x) == 1 and x > "~"},
+  "°": r"^\circ ", "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}", "′": "'",
   "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}",
-  "⅔": r"\frac{2}{3}", "ℝ": r"\mathbb{R}", "′": "'",
+  "⅔": r"\frac{2}{3}",
 })  # fmt: skip
 _DROPPED = re.compile(
   r"\\(?:left|right|middle)(?:\.|(?![A-Za-z]))"
   r"|\\(?:[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle"
-  r"|limits|nolimits|rm|bf|it|mathopen|mathclose)(?![A-Za-z])"
+  r"|limits|nolimits|rm|bf|it|mathopen|mathclose|boldsymbol|bm|underline"
+  r"|[Ll]arge|LARGE|[Hh]uge)(?![A-Za-z])"
+  r"|\\(?:text)?color\s*(?:\[\w{0,9}\]\s*)?\{[^{}]{0,32}\}"
 )
+# Room between rows, \\[4pt], and how a column is set, \begin{pmatrix*}[r].
+_SETTING = re.compile(
+  r"(\\\\)\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]"
+  r"|(\\begin\s*\{\w+\*?\})\s*\[[clrtb]\]"
+)
+_BRACED_SIGN = re.compile(r"(?<!\\)(?<!\\text)\{\s*([:=])\s*\}")
+_STOP = re.compile(r"(?:[.,]|\\text\s*\{[\s.,]*\}|\\+)$")
 _SPACE = re.compile(
   r"(?<!\\)\\(?:[,;:!> ]|(?:q?quad|thinspace)(?![A-Za-z])"
   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}| )\d{3})+(?![\d ]*\d)")
-_NUMERALS = (
-  "zero one two three four five six seven eight nine ten eleven twelve"
-)
-_BASES = {**{w: n for n, w in enumerate(_NUMERALS.split())}, "sixteen": 16}
+_NUMERALS = "one two three four five six seven eight nine ten eleven twelve"
+_BASES = {w: n for n, w in enumerate(_NUMERALS.split(), 1)} | {"sixteen": 16}
 _TOKEN = re.compile(
   r"""
   (?P<modulus>\\pmod\s*(?:\d+|\{\s*\d+\s*\})
@@ -112,13 +111,15 @@ _MARKED = re.compile(
 def plain(text: str) -> str:
   """The text with one spelling for spaces, thousands and foreign signs."""
   text = text.translate(_UNICODE)
-  text, before = _SPACE.sub(" ", _DROPPED.sub("", text)).strip(), ""
+  if "\\" in text or "{" in text:
+    text = _SETTING.sub(r"\1\2", _DROPPED.sub("", text))
+    text = _BRACED_SIGN.sub(r"\1", text)
+  text, before = _SPACE.sub(" ", text).strip(), ""
   while text != before:
     before = text
     if marked := _MARKED.fullmatch(text):
       text = marked[marked.lastindex or 0].strip()
-    elif text.endswith((".", ",")):
-      text = text[:-1].rstrip()
+    text = _STOP.sub("", text).rstrip()
   return _THOUSANDS.sub(lambda m: re.sub(r"\{,\}| ", "", m.group()), text)
 
 
@@ -160,10 +161,16 @@ def _based(digits: str, base: str) -> list[Token]:
 
 
 def _wrapped(whole: str, inner: str) -> list[Token]:
-  r"""`\text{ m}` is a word; `\mathrm{e}` is a letter."""
+  r"""`\text{ m}` is a word; `\mathrm{e}` is a letter, `\mathbf{i}` a vector."""
+  name = inner.strip()
+  if whole.startswith(r"\mathbf") and name in ("i", "j", "k"):
+    return [Token("symbol", rf"\hat{name}")]
   upright = whole.startswith((r"\mathrm", r"\mathbf", r"\mathit"))
-  if upright and inner.strip() in ("e", "i", "d", "x", "y", "z"):
-    return [Token("symbol", inner.strip())]
+  if upright and name in ("e", "i", "d", "x", "y", "z"):
+    return [Token("symbol", name)]
+  operator = whole.startswith(r"\operator") and name in _OPERATORS
+  if operator or (name in _NAMES and not known_unit(name)):
+    return [Token("sign", _SAME.get(rf"\{name}", rf"\{name}"))]
   out = []
   for found in _TOKEN.finditer(inner.replace("'", "")):
     part, kind = found.group(), found.lastgroup
@@ -175,7 +182,7 @@ def _wrapped(whole: str, inner: str) -> list[Token]:
 
 def _letters(part: str, *, after: bool) -> list[Token]:
   """A run of letters: a function, a unit, a link word, or a product."""
-  if f"\\{part}" in FUNCTIONS or part in ("sqrt", "pi"):
+  if part in _NAMES:
     return [Token("sign", f"\\{part}")]
   if part.casefold() in ("or", "and"):
     return [Token("word", part.casefold())]
@@ -214,44 +221,18 @@ def _subscript(parts: list[Token], at: int) -> tuple[str, int]:
   return texts[0], at + 1
 
 
-# Each unit with its other spellings.
-_UNITS = _spellings("""
-  m meter meters metre metres, cm centimeter centimeters centimetre centimetres,
-  mm millimeter millimeters millimetre millimetres,
-  km kilometer kilometers kilometre kilometres, in inch inches, ft foot feet,
-  yd yard yards yds, mi mile miles, g gram grams, mg milligram milligrams,
-  kg kilogram kilograms kgs, lb pound pounds lbs, oz ounce ounces,
-  s second seconds sec secs, ms millisecond milliseconds,
-  min minute minutes mins, h hour hours hr hrs, day days, week weeks,
-  month months, year years yr yrs, l L liter liters litre litres,
-  ml mL milliliter milliliters, gal gallon gallons, n N newton newtons,
-  j J joule joules, w W watt watts, hz Hz hertz, pa Pa pascal pascals,
-  k K kelvin, mol mole moles, mph, kmh kph, degree degrees deg,
-  radian radians rad rads, dollar dollars usd USD bucks, cent cents, euro euros,
-  unit units, a.m. am AM, p.m. pm PM, percent, bit bits, byte bytes
-""")
-# Words that would change the number they stand next to, or take it back.
-_NOT_UNITS = frozenset(
-  """
-  zero one two three four five six seven eight nine ten eleven twelve thirteen
-  fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty
-  sixty seventy eighty ninety hundred hundreds thousand thousands million
-  millions billion billions trillion dozen dozens half halves third thirds
-  quarter quarters double triple pair pairs score
-  or and not no nor but maybe perhaps possibly probably either neither both
-  about approximately approx around roughly nearly almost least most more less
-  fewer than over under above below between to if unless when then else except
-  is are was were be equals equal plus minus times divided multiplied mod modulo
-  base factorial squared cubed root power negative positive undefined infinity
-  infinite none any all every same gold answer correct true false yes wrong pi e
-  i log sin cos tan where such that for with without also otherwise instead
-  """.split()
-)
+# Each unit with its other spellings, and what is counted. No word that scales
+# a number is one, nor an abbreviation of one: k, K, M, B, bn, mil, doz.
+_UNITS = _spellings("units.txt")
 
 
 def known_unit(word: str) -> str | None:
   """One spelling of a run of letters that is a unit, not a product."""
-  return _UNITS.get(word) or _UNITS.get(word.casefold())
+  if len(word) < 3:  # where M is no m
+    return _UNITS.get(word)
+  word = _UNITS.get(word) or word.casefold()
+  plural = len(word) > 3 and word not in _UNITS
+  return _UNITS.get(word.removesuffix("s") if plural else word)
 
 
 def canonical_unit(words: str) -> str | None:
@@ -259,31 +240,25 @@ def canonical_unit(words: str) -> str | None:
 
   Units may be left out but not exchanged. None is converted: 5 m is not 500 cm,
   for a question that names its unit wants it. The base of a number and the
-  modulus of a congruence are units too, "(base 8)" and "(mod 7)".
+  modulus of a congruence are units too, "(base 8)" and "(mod 7)". A word that
+  no table knows may scale its number, as tenths do: with it a unit starts with
+  "?", and may not be left out.
   """
   if re.fullmatch(r"\((?:base|mod) \d+\)", words):
     return words
-  words = re.sub(r"[{}*]", " ", words).replace("per ", "/")
-  words = re.sub(r"\s*([/^.])\s*", r"\1", " ".join(words.split()))
-  words = re.sub(r"\b([ap])\.m\b\.?", r"\1m", words)
+  words = re.sub(r"\bper ", "/", re.sub(r"[{}*]", " ", words))
+  words = re.sub(r"\b([ap]) ?\. ?m\b ?\.?", r"\1m", words).replace(".", " ")
+  words = re.sub(r"\s*([/^])\s*", r"\1", " ".join(words.split()))
   words = re.sub(r"\b(?:square|sq) (\w+)", r"\1^2", words)
-  words = re.sub(r"\bcubic (\w+)", r"\1^3", words)
-  if not re.fullmatch(
-    r"[A-Za-z]+(?:\^-?\d)?(?:[ /][A-Za-z]+(?:\^-?\d)?){0,3}", words
-  ):
+  words = re.sub(r"\b(?:cubic|cu) (\w+)", r"\1^3", words)
+  factor = r"[A-Za-z]+(?:\^-?\d)?"
+  if not re.fullmatch(rf"{factor}(?:[ /]{factor}){{0,3}}", words):
     return None
   parts = re.split(r"([ /])", words)
-  if any(part.casefold() in _NOT_UNITS for part in parts):
-    return None
-  return "".join(map(_canonical_factor, parts))
-
-
-def _canonical_factor(part: str) -> str:
-  word, power, exponent = part.partition("^")
-  same = known_unit(word) or word.casefold()
-  if not known_unit(word) and len(same) > 3:
-    same = same.removesuffix("s")
-  return same + power + exponent
+  names = [part.partition("^") for part in parts]
+  known = all(known_unit(name[0]) for name in names[::2])
+  spelt = [(known_unit(a) or a) + b + c for a, b, c in names]
+  return "".join(spelt) if known else "?" + "".join(spelt).casefold()
 
 
 # Exact operations. Nothing is rounded; numbers stay below 2**30,000, and one
@@ -339,11 +314,13 @@ def _power(a: Fraction, b: Fraction) -> Tree:
 
 
 def _root(a: Fraction, degree: Fraction) -> Fraction | None:
-  """The principal root where it is rational and not negative."""
-  if a < 0 or degree.denominator > 1 or not 2 <= degree <= 100:
+  """The real root where it is rational."""
+  sign = -1 if a < 0 and degree % 2 else 1
+  if sign * a < 0 or degree.denominator > 1 or not 2 <= degree <= 100:
     return None
-  above, below = (_whole_root(n, int(degree)) for n in a.as_integer_ratio())
-  return None if above is None or below is None else Fraction(above, below)
+  parts = (sign * a).as_integer_ratio()
+  above, below = (_whole_root(n, int(degree)) for n in parts)
+  return sign * Fraction(above, below) if above is not None and below else None
 
 
 def _whole_root(n: int, degree: int) -> int | None:
@@ -377,15 +354,14 @@ _CLOSING |= {r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 _ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceil"}
 _CONSTANTS = {r"\pi": "pi", r"\infty": "infinity"}
 _OF_TWO = {r"\frac": "/", r"\binom": "binom"}
-_OF_SEVERAL = (r"\max", r"\min", r"\gcd")
+_OF_WHOLES = {r"\gcd": math.gcd, r"\lcm": math.lcm}
+_OF_SEVERAL = (r"\max", r"\min", *_OF_WHOLES)
 # Names of vectors, segments and estimates: with their letters one symbol.
-_MARKS = (
-  *(r"\hat", r"\vec", r"\bar", r"\overline", r"\overrightarrow", r"\widehat"),
-  r"\tilde",
-)
+_MARKED_NAMES = "hat vec bar overline overrightarrow widehat tilde"
+MARKS = tuple(rf"\{name}" for name in _MARKED_NAMES.split())
 # What may begin a factor, apart from numbers, symbols and bars.
 _STARTS = FUNCTIONS.union(
-  LETTERS, _CLOSING, _CONSTANTS, _OF_TWO, _OF_SEVERAL, _MARKS, [r"\sqrt"]
+  LETTERS, _CLOSING, _CONSTANTS, _OF_TWO, _OF_SEVERAL, MARKS, [r"\sqrt"]
 )
 DEGREES = (("^", r"\circ"), ("^", "{", r"\circ", "}"), (r"\circ",))
 _END = Token("sign", "")
@@ -450,7 +426,7 @@ class _Reader:
         tree = combined(self.take().text, tree, self.signed_power())
       elif not self.starts_factor():
         return tree
-      elif self.next.kind == "number":
+      elif self.next.kind == "number" and not self.follows_power():
         raise Unreadable("two numbers side by side")
       else:
         tree = combined("*", tree, self.power())
@@ -467,6 +443,11 @@ class _Reader:
     if token.text == "|":
       return not self._bars
     return token.kind in ("number", "symbol") or token.text in _STARTS
+
+  def follows_power(self) -> bool:
+    """Whether a power of a number is next: (n-2) 2^n, but not 5 2^n."""
+    before, _, after = self._tokens[self._at - 1 : self._at + 2]
+    return before.kind != "number" and after.text == "^"
 
   def power(self) -> Tree:
     base = self.postfix(self.primary())
@@ -549,12 +530,12 @@ class _Reader:
       return combined("root", self.argument(), degree)
     if name in FUNCTIONS:
       return self.function(name[1:])
-    if name == r"\gcd":
+    if name in _OF_WHOLES:
       numbers = _wholes("common divisor", *self.arguments(), small=False)
-      return Fraction(math.gcd(*numbers))
+      return Fraction(_OF_WHOLES[name](*numbers))
     if name in _OF_SEVERAL:
       return combined(name[1:], *self.arguments())
-    if name in _MARKS and (letters := self.letters()):
+    if name in MARKS and (letters := self.letters()):
       return ("symbol", name + letters)
     is_command = name[0] == "\\" and name[1:].isalpha()
     raise Unreadable(f"{'unknown' if is_command else 'stray'} {name}")
@@ -578,7 +559,8 @@ class _Reader:
     if end == at or (braced and self._tokens[end].text != "}"):
       return ""
     self._at = end + braced
-    return " ".join(token.text for token in self._tokens[at:end])
+    texts = [token.text for token in self._tokens[at:end]]
+    return " ".join(text.removeprefix(r"\hat") for text in texts)
 
   def function(self, name: str) -> Tree:
     base: Tree = Fraction(10)
@@ -588,7 +570,7 @@ class _Reader:
         base = self.argument()
       else:
         exponent = self.exponent()
-    if exponent == -1 and name in ("sin", "cos", "tan"):
+    if exponent == -1 and rf"\arc{name}" in FUNCTIONS:
       name, exponent = f"arc{name}", None
     value = self.operand()
     if name == "exp":
@@ -637,6 +619,20 @@ class _Reader:
       raise Unreadable("a bar over what are no digits")
     tail = Fraction(int(period), 10 ** len(period) - 1)
     return Fraction(digits) + tail / 10 ** len(digits.partition(".")[2])
+
+
+def subtrees(tree: Tree) -> Iterator[Tree]:
+  """The tree and all of its parts."""
+  yield tree
+  if isinstance(tree, tuple) and tree[0] not in ("symbol", "constant"):
+    for argument in tree[1:]:
+      yield from subtrees(argument)
+
+
+def variables(tree: Tree) -> set[str]:
+  """The names in a tree."""
+  operations = [part for part in subtrees(tree) if isinstance(part, tuple)]
+  return {part[1] for part in operations if part[0] == "symbol"}
 
 
 def decimal_step(digits: str) -> Fraction | None:

@@ -80,26 +80,36 @@ _TEXT = re.compile(
   r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf)|operatorname|mbox)"
   r"\s*\{([^{}]{0,60})\}"
 )
+# $4$ and $5$, which the parser reads without these marks.
+_FORMULAS = re.compile(
+  r"(?<!\\)\$((?:\\\$|[^$])+)\$(?=\s*(?:$|,|and\b|or\b|\\text\s*\{\s*(?:and|or)))"
+)
 _CODE = re.compile(
   r"""__|["`;@#]|(?<![A-Za-z)}\]'])'|'(?=\w)"""
   r"|\b(?:import|exec|eval|lambda|open|sys|os|exit|quit|globals|locals"
   r"|getattr|class|for|if|while|print|def|del|return|yield)\b"
   r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[A-Za-z]{2,}>|</[A-Za-z]|<\|\s*\w+\s*\|>|//|\[\s*\]"
 )
-_CODE_IN_TEXT = re.compile(r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|\.\s*\w{2}""")
-_SPENDING = re.compile(
+_CODE_IN_TEXT = re.compile(
+  r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|(?<!\bsq)(?<!\bcu)\.\s*\w{2}"""
+)
+_SPENDING = (
   r"\\(?:sum|prod|int|iint|iiint|oint|lim|limsup|liminf|bigcup|bigcap|coprod"
   r"|input|include|def|gdef|edef|let|newcommand|renewcommand|csname|loop|write"
   r"|read|openin|openout|href|url|usepackage|catcode|expandafter|require)"
   r"(?![A-Za-z])"
 )
 _FUNCTION = (
-  r"\\?(?:a(?:rc)?)?(?:sin|cos|tan|sec|csc|cot)h?(?![a-z])"
-  r"|\\?(?:log|ln|exp|sqrt)(?![a-z])"
+  r"\\?(?:a(?:rc?)?)?(?:sin|cos|tan|sec|csc|cot)h?(?![a-z])"
+  r"|\\?(?:log|lg|ln|exp|sqrt)(?![a-z])"
 )
+_NAME = re.compile(rf"\s*(?:{_FUNCTION})\s*$")
 _NUMBER = re.compile(r"\d+")
 _POWER = re.compile(r"\^|\*\s*\*")
 _BASE_IS_A_SUM = re.compile(r"\([^()]*[+a-zA-Z-][^()]*\)\s*$")
+# Each argument in braces, or one character.
+_SMALL = r"\s*(\{(?:[a-zA-Z\s+-]|(?<!\d)\d{1,4}(?!\d)){1,20}\}|\w)"
+_BINOMIAL = re.compile(rf"\\[dt]?binom(?:{_SMALL}{_SMALL})?")
 _SMALL_FACTORIAL = re.compile(
   r"\((?:[a-z\s+-]|(?<!\d)\d{1,3}(?!\d)){1,20}\)!(?!\s*!)"
 )
@@ -107,41 +117,36 @@ _SMALL_FACTORIAL = re.compile(
 # command, or what follows up to the next operator.
 _BARE_EXPONENT = re.compile(r"[+-]?\s*(?:\\[A-Za-z]+|\d+|[A-Za-z])")
 # What is refused where it occurs this often, and the reason.
-_LOOKS = (
+_Table = Sequence[tuple[str, int, str]]
+_LOOKS: _Table = (
   (_SPENDING, 1, "unbounded operator"),
-  (re.compile(r"\\boxed"), 1, "box in the answer"),
-  (re.compile(r"(?<!\\)\$"), 3, "several formulas"),
-  (
-    re.compile(rf"[A-Za-z]{{{_MAX_NAME + 1}}}"),
-    1,
-    f"name of more than {_MAX_NAME} letters",
-  ),
+  (r"\\boxed", 1, "box in the answer"),
+  (r"(?<!\\)\$", 3, "several formulas"),
+  (f"[A-Za-z]{{{_MAX_NAME + 1}}}", 1, f"name of more than {_MAX_NAME} letters"),
 )
-_SIZES = (
-  (re.compile(","), _MAX_ITEMS, f"more than {_MAX_ITEMS} items"),
-  (re.compile(r"&|\\\\"), _MAX_CELLS, f"more than {_MAX_CELLS} cells"),
-  (re.compile(r"\|"), 9, "too many bars"),
-  (
-    re.compile(rf"\d{{{_MAX_DIGITS + 1}}}"),
-    1,
-    f"number of more than {_MAX_DIGITS} digits",
-  ),
-  (re.compile(r"\d\s*[eE]\s*[+-]?\s*\d{4}"), 1, "exponent too large"),
-  (re.compile(_FUNCTION), 9, "more than 8 functions"),
+_SIZES: _Table = (
+  (",", _MAX_ITEMS, f"more than {_MAX_ITEMS} items"),
+  (r"&|\\\\", _MAX_CELLS, f"more than {_MAX_CELLS} cells"),
+  (r"\|", 9, "too many bars"),
+  (rf"\d{{{_MAX_DIGITS + 1}}}", 1, f"number of more than {_MAX_DIGITS} digits"),
+  (r"\d\s*[eE]\s*[+-]?\s*\d{4}", 1, "exponent too large"),
+  (_FUNCTION, 9, "more than 8 functions"),
 )
 
 
 def screen(text: str) -> tuple[str, str]:
   """The normalized text, or the reason why it is refused; the other is "".
 
-  Only foreign decimal digits, dashes and spaces are changed, to ASCII ones.
+  Only foreign decimal digits, dashes and spaces are changed, to ASCII ones, and
+  the marks around each of several formulas are left out: $4$ and $5$.
   """
   if len(text) > MAX_LENGTH:
     return "", f"{len(text)} characters, at most {MAX_LENGTH}"
   clean, reason = _ascii(text)
   if reason:
     return "", reason
-  bare = _TEXT.sub(" ", clean)
+  clean = _without_marks(clean)
+  bare = _TEXT.sub(lambda m: m[1] if _NAME.match(m[1]) else " ", clean)
   # `\;` and `\#` are TeX's; the rest of what has a meaning in code is refused.
   code = _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " "))
   if code or any(map(_CODE_IN_TEXT.search, _TEXT.findall(clean))):
@@ -154,6 +159,11 @@ def screen(text: str) -> tuple[str, str]:
     or _factorials(bare)
   )
   return "" if reason else clean.strip(" "), reason
+
+
+def _without_marks(text: str) -> str:
+  bare = _FORMULAS.sub(r"\1", text) if text.count("$") > 1 else text
+  return text if re.search(r"(?<!\\)\$", bare) else bare
 
 
 def _ascii(text: str) -> tuple[str, str]:
@@ -173,10 +183,8 @@ def _ascii(text: str) -> tuple[str, str]:
   return "".join(out), ""
 
 
-def _counted(
-  bare: str, table: Sequence[tuple[re.Pattern[str], int, str]]
-) -> str:
-  found = (why for what, n, why in table if len(what.findall(bare)) >= n)
+def _counted(bare: str, table: _Table) -> str:
+  found = (why for what, n, why in table if len(re.findall(what, bare)) >= n)
   return next(found, "")
 
 
@@ -244,9 +252,8 @@ def _factorials(bare: str) -> str:
     return "factorial too large"
   if re.search(r"[A-Za-z]{4}\s*!", bare):
     return "factorial of a word"
-  sizes = r"\s*\{\s*(\w{1,4})\s*\}\s*\{\s*(\w{1,4})\s*\}"
-  for found in re.finditer(rf"\\[dt]?binom(?:{sizes})?", bare):
-    numbers = [int(n) for n in found.groups() if n and n.isdecimal()]
+  for found in _BINOMIAL.finditer(bare):
+    numbers = map(int, _NUMBER.findall(f"{found[1]} {found[2]}"))
     if not found[1] or max(numbers, default=0) > _MAX_EXPONENT:
       return "binomial too large"
   if re.search(r"\\sqrt\s*\[\s*\d{4}", bare):

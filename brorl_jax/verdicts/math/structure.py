@@ -13,20 +13,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
-from brorl_jax.verdicts.math.expressions import (
-  DEGREES,
-  FUNCTIONS,
-  LETTERS,
-  Token,
-  Tree,
-  Unreadable,
-  canonical_unit,
-  decimal_step,
-  known_unit,
-  plain,
-  read,
-  tokens,
-)
+from brorl_jax.verdicts.math import expressions
+from brorl_jax.verdicts.math.expressions import Token, Tree, Unreadable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,15 +79,12 @@ _ALL_BUT = tuple((r"\mathbbR", minus, r"\{") for minus in (r"\setminus", "-"))
 _FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _OPEN = ("(", "[", "{", r"\{", r"\langle")
 _CLOSE = (")", "]", "}", r"\}", r"\rangle")
-_SIGNS = (
-  "=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\equiv", r"\sim",
-  r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
-  r"\simeq", r"\cong", r"\propto",
-)  # fmt: skip
-# Round and square brackets are equal; bars are a determinant.
-_MATRICES = {x: "matrix" for x in ("bmatrix", "pmatrix", "smallmatrix")}
+_SIGNS = r"""= < > \leq \geq \neq \approx \equiv \sim \to \rightarrow \mapsto
+  \implies \Rightarrow \iff \simeq \cong \propto""".split()
 _CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
-_NAMED = re.compile(r"x|x\(x\)|\((?:x,)+x,?\)")
+_NAMED = re.compile(r"x|x\(-?[x1]\)|\((?:x,)+x,?\)")
+_DERIVATIVE = re.compile(r"\\frac\{d[A-Za-z]?\}\{d[A-Za-z]\}[A-Za-z]?")
+_DENIALS = frozenset(("not", "no", "never", "wrong", "false", "incorrect"))
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
 _MIXED = re.compile(r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])")
 
@@ -114,12 +99,12 @@ def parse(text: str) -> Node:
   Raises Unreadable if a part is empty or brackets do not match. An unreadable
   expression is a leaf without a tree.
   """
-  text = plain(text)
-  if _WORDS.fullmatch(text) and not known_unit(text):
+  text = expressions.plain(text)
+  if _WORDS.fullmatch(text):
     if text not in ("pi", "sqrt") and " or " not in f" {text} ":
       return Words(text.casefold())
   try:
-    return _structure(tokens(_MIXED.sub(r"\1\\frac{\2}{\3}", text)))
+    return _structure(expressions.tokens(_MIXED.sub(r"\1\\frac{\2}{\3}", text)))
   except RecursionError:
     raise Unreadable("too deep") from None
 
@@ -278,8 +263,9 @@ def _related(part: Sequence[Token]) -> Node | None:
     return Assign(names[0], _structure(sides[1]))
   if names[0] and signs == (r"\neq",):
     return Assign(names[0], Items("except", _flat([_structure(sides[1])])))
-  if names[0] and set(signs) == {"="}:
-    return Assign(names[0], Relation(signs[1:], _structures(sides[1:])))
+  if set(signs) == {"="} and (name := names[0] or _caption(sides[0])):
+    values = _structures(sides[1:])
+    return Assign(name, Relation(signs[1:], values) if signs[1:] else values[0])
   name = names[0] or names[1]
   if name and len(signs) == 1 and signs[0] in _FLIPPED:
     sign, end = signs[0], sides[0]
@@ -307,15 +293,31 @@ def _interval(start: Node, left: str, right: str, end: Node) -> Row | None:
 
 
 def _name(part: Sequence[Token]) -> str | None:
-  """The name on one side of an assignment: x, f(x), (x, y)."""
+  """The name on one side of an assignment: x, f(x), f(2), (x, y), dy/dx."""
+  if part and part[0].text in expressions.MARKS:
+    marks = ("{", "}", *expressions.MARKS)
+    part = [token for token in part if token.text not in marks]
   form = ""  # a letter for a variable, as in x and f(x) and (x,y)
   for kind, text in part:
     letter = kind == "symbol" and text not in ("e", "i")
-    sign = text if kind == "sign" else "?"
-    form += "x" if letter or text in LETTERS else sign
-  return (
-    "".join(token.text for token in part) if _NAMED.fullmatch(form) else None
-  )
+    sign = text if kind == "sign" else "1" if kind == "number" else "?"
+    form += "x" if letter or text in expressions.LETTERS else sign
+  name = "".join(token.text for token in part)
+  return name if _NAMED.fullmatch(form) or _DERIVATIVE.fullmatch(name) else None
+
+
+def _caption(part: Sequence[Token]) -> str | None:
+  r"""What names a value and is no expression: P(X=2), \angle A, \text{Area}."""
+  texts = [token.text for token in part]
+  kinds = {token.kind for token in part}
+  denied = not _DENIALS.isdisjoint(map(str.casefold, texts))
+  if denied or kinds.isdisjoint(("symbol", "word")) or part[0].kind == "number":
+    return None
+  try:
+    expressions.read(part)
+  except Unreadable:
+    return "".join(texts)
+  return None
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
@@ -329,8 +331,9 @@ def _ratio(part: Sequence[Token]) -> Node | None:
 
 def _bracketed(part: Sequence[Token]) -> Node | None:
   first, last = part[0].text, part[-1].text
-  if len(part) == 1 and first in _NAMED_SETS:
-    return _NAMED_SETS[first]
+  named = first in _NAMED_SETS or first[:7] in (r"\mathbb", r"\ldots")
+  if len(part) == 1 and named:
+    return _NAMED_SETS.get(first, Words(first))
   if first.startswith(r"\begin"):
     return _matrix(part)
   if last not in _CLOSE or not _is_around(part):
@@ -342,8 +345,11 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
     return _structure(inside)
   pieces, commas = _split(inside, ",")
   if commas:
+    if (first, last) == (r"\langle", r"\rangle"):
+      first, last = "(", ")"  # a vector
     return Row(first, _structures(pieces), last)
-  if (first, last) == ("(", ")"):
+  matrix = first + last == "[]" and inside and inside[0].text[:6] == r"\begin"
+  if matrix or (first, last) == ("(", ")"):
     # Brackets around the whole part, not around a factor of an expression.
     return _structure(inside)
   return None
@@ -372,7 +378,7 @@ def _matrix(part: Sequence[Token]) -> Node | None:
   kind = part[0].text.removeprefix(r"\begin")
   if part[-1].text != rf"\end{kind}" or not _is_around(part):
     return None
-  inside = part[1:-1]
+  inside, kind = part[1:-1], kind.removesuffix("*")
   if kind == "array" and inside and inside[0].text == "{":
     end = next(i for i, token in enumerate(inside) if token.text == "}")
     inside, kind = inside[end + 1 :], "matrix"
@@ -381,7 +387,9 @@ def _matrix(part: Sequence[Token]) -> Node | None:
     rows = rows[:-1]
   cells = [_split(row, "&")[0] for row in rows]
   made = tuple(Row("&", _structures(row), "&") for row in cells)
-  return Row(_MATRICES.get(kind, kind), made, "matrix")
+  if kind.endswith("matrix") and kind[0] not in "vV":
+    kind = "matrix"  # brackets of all forms are equal; bars are a determinant
+  return Row(kind, made, "matrix")
 
 
 def _leaf(part: Sequence[Token]) -> Node:
@@ -393,7 +401,7 @@ def _leaf(part: Sequence[Token]) -> Node:
     return Items("list", tuple(both))
   bare, unit = _without_unit(part)
   try:
-    tree = read(bare)
+    tree = expressions.read(bare)
   except Unreadable as error:
     text = " ".join(token.text for token in part)
     return Leaf(text, None, fault=str(error))
@@ -401,7 +409,7 @@ def _leaf(part: Sequence[Token]) -> Node:
   step = None
   based = unit.startswith("(base")  # its last digit is not a tenth
   if len(digits) == 1 and digits[0].kind == "number" and not based:
-    step = decimal_step(digits[0].text)
+    step = expressions.decimal_step(digits[0].text)
   return Leaf(" ".join(token.text for token in bare), tree, unit, step)
 
 
@@ -415,17 +423,17 @@ def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
     return part, ""
   unit = ""
   if words:
-    canon = canonical_unit(" ".join(token.text for token in words))
+    canon = expressions.canonical_unit(" ".join(token.text for token in words))
     if canon is None:
       return part, ""
     if canon == "percent":
       return [*bare, Token("sign", "%")], ""
     unit = canon
   texts = [token.text for token in bare]
-  for form in DEGREES:
+  for form in expressions.DEGREES:
     if tuple(texts[-len(form) :]) == form and len(texts) > len(form):
       # Inside an expression a degree is a number, pi / 180.
       inside = not {"+", "-", "*", "/"}.isdisjoint(texts[1 : -len(form)])
-      if not inside and FUNCTIONS.isdisjoint(texts):
+      if not inside and expressions.FUNCTIONS.isdisjoint(texts):
         return bare[: -len(form)], f"degree {unit}".strip()
   return bare, unit

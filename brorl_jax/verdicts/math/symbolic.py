@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
 import mpmath
 
-from brorl_jax.verdicts.math import compare
+from brorl_jax.verdicts.math import compare, expressions
 from brorl_jax.verdicts.math.expressions import Tree, Unreadable
 from brorl_jax.verdicts.math.structure import Leaf, parse
 
@@ -27,9 +28,13 @@ _POINTS = 4
 # For expressions whose case depends on the order of several names: max(a, b)
 # equals a at all of 4 points once in 16 times, at 16 points once in 65,536.
 _POINTS_OF_CASES = 16
+# Of trees that differ where they are not real, over all further points: 24
+# points of most, and 6 of two sums of 24 binomials.
+_MOST_PARTS = 1_200
 _CASES = ("abs", "floor", "ceil", "root", "max", "min")
 
 mp: Any = mpmath.mp
+Point = dict[str, Fraction]  # the value of each variable
 
 
 def symbolic(answer: str, gold: str) -> bool:
@@ -37,7 +42,8 @@ def symbolic(answer: str, gold: str) -> bool:
 
   Two expressions are equal if they agree at positive and negative points, drawn
   from a hash of both, to more digits than their texts could encode. There is no
-  tolerance, so 15 digits of pi do not equal pi.
+  tolerance, so 15 digits of pi do not equal pi. Identities of roots, powers and
+  logarithms need to hold where both are real.
   """
   seed = hashlib.sha256(f"{answer}\0{gold}".encode()).digest()
   cost = 4 * (len(answer) + len(gold))
@@ -60,7 +66,7 @@ def _equal(a: Leaf, g: Leaf, seed: bytes, cost: int) -> bool:
   equations = [isinstance(x, tuple) and x[0] == "=" for x in (a.tree, g.tree)]
   if any(equations):
     return all(equations) and _equivalent(a.tree, g.tree, seed, cost)
-  names = sorted(_names(a.tree) | _names(g.tree))
+  names = sorted(expressions.variables(a.tree) | expressions.variables(g.tree))
   if not names:
     if compare.is_rounded(g) and g.step:
       gap, _ = difference(a.tree, g.tree, {}, 400)
@@ -70,33 +76,75 @@ def _equal(a: Leaf, g: Leaf, seed: bytes, cost: int) -> bool:
   if _has_cases(a.tree) or _has_cases(g.tree):
     far = 4 * _product(a.tree) * _product(g.tree)
     points += [{n: far * x for n, x in p.items()} for p in points[:_POINTS]]
-  return all(agree(a.tree, g.tree, point, cost) for point in points)
+  size = sum(1 for tree in (a.tree, g.tree) for _ in expressions.subtrees(tree))
+  count = min(24, _MOST_PARTS // size)
+  late = range(_POINTS_OF_CASES, _POINTS_OF_CASES + count)
+  more = (_point(names, seed, i, scale=1 + i % 2 * 3) for i in late)
+  return _equal_where_real(a.tree, g.tree, points, more, cost)
+
+
+def _equal_where_real(
+  a: Tree, g: Tree, points: list[Point], more: Iterable[Point], cost: int
+) -> bool:
+  r"""Whether two trees agree at points, except where they need not.
+
+  The roots of xy and of x and y multiplied differ in sign at negative points,
+  where the latter are not real; so they may, if they agree at more points.
+  Where all variables are positive only the reference may be not real:
+  (\sqrt{x-1})^2 is not |x-1|.
+  """
+  differs, shown = False, 0
+  for i, point in enumerate(itertools.chain(points, more)):
+    if i == len(points) and not differs:
+      return True
+    try:
+      equal = agree(a, g, point, cost)
+    except Undefined:
+      equal = False
+    differs = differs or not equal
+    sides = (g,) if min(point.values()) > 0 else (g, a)
+    if differs and all(_is_real(side, point) for side in sides):
+      if not equal:
+        return False
+      shown += 1
+  return not differs or shown >= _POINTS
+
+
+def _is_real(tree: Tree, point: Point) -> bool:
+  """Whether a tree and all of its parts have real values at a point."""
+  values = _Values(point)
+  try:
+    with mpmath.workprec(100):
+      values.value(tree)
+  except Undefined:
+    return False
+  return values.real
 
 
 def _points(
   a: Tree, g: Tree, names: list[str], seed: bytes, start: int = 0
-) -> list[dict[str, Fraction]]:
+) -> list[Point]:
   cases = len(names) > 1 and (_has_cases(a) or _has_cases(g))
   count = _POINTS_OF_CASES if cases else _POINTS
   return [_point(names, seed, i) for i in range(start, start + count)]
 
 
-def _point(names: list[str], seed: bytes, i: int) -> dict[str, Fraction]:
+def _point(names: list[str], seed: bytes, i: int, scale: int = 1) -> Point:
   """The i-th point: all positive, all negative, then mixed signs."""
   point = {}
   for name in names:
     digest = hashlib.sha256(seed + f"{i}{name}".encode()).digest()
-    # Between 1/4 and 3 1/4, with 60 random bits.
+    # Between 1/4 and 3 1/4, divided by the scale, with 60 random bits.
     size = Fraction(int.from_bytes(digest[:8], "big") >> 4, 2**60) * 3
     sign = (1, -1)[i] if i < 2 else 1 - 2 * (digest[8] & 1)
-    point[name] = sign * (size + Fraction(1, 4))
+    point[name] = sign * (size + Fraction(1, 4)) / scale
   return point
 
 
 def _equivalent(a: Tree, g: Tree, seed: bytes, cost: int) -> bool:
   """Whether one equation is a numeric multiple of the other."""
-  names = sorted(_names(a))
-  if set(names) != _names(g):
+  names = sorted(expressions.variables(a))
+  if set(names) != expressions.variables(g):
     return False
   left, right = (("+", tree[1], ("-", tree[2])) for tree in (a, g))
   # left(p) right(q) = left(q) right(p) at all points q, and neither is zero.
@@ -111,35 +159,23 @@ def _equivalent(a: Tree, g: Tree, seed: bytes, cost: int) -> bool:
   return True
 
 
-def _subtrees(tree: Tree) -> Iterator[Tree]:
-  yield tree
-  if isinstance(tree, tuple) and tree[0] not in ("symbol", "constant"):
-    for argument in tree[1:]:
-      yield from _subtrees(argument)
-
-
-def _names(tree: Tree) -> set[str]:
-  operations = [part for part in _subtrees(tree) if isinstance(part, tuple)]
-  return {part[1] for part in operations if part[0] == "symbol"}
-
-
 def _has_cases(tree: Tree) -> bool:
   """Whether a tree may be a different function in different regions."""
   return any(
     part[0] in _CASES
     or (part[0] == "^" and getattr(part[2], "denominator", 0) != 1)
-    for part in _subtrees(tree)
+    for part in expressions.subtrees(tree)
     if isinstance(part, tuple)
   )
 
 
 def _product(tree: Tree) -> int:
   """A bound on where the numbers of a tree can put a change of case."""
-  numbers = [part for part in _subtrees(tree) if isinstance(part, Fraction)]
+  numbers = [x for x in expressions.subtrees(tree) if isinstance(x, Fraction)]
   return math.prod(max(abs(n.numerator), 1) * n.denominator for n in numbers)
 
 
-def _at(tree: Tree, point: dict[str, Fraction]) -> Tree:
+def _at(tree: Tree, point: Point) -> Tree:
   if not isinstance(tree, tuple) or tree[0] == "constant":
     return tree
   if tree[0] == "symbol":
@@ -154,7 +190,7 @@ class Undefined(ValueError):
   """An expression has no finite value at a point."""
 
 
-def agree(a: Tree, g: Tree, point: dict[str, Fraction], cost: int) -> bool:
+def agree(a: Tree, g: Tree, point: Point, cost: int) -> bool:
   """Whether two trees have the same value at a point.
 
   A first evaluation finds how large and small the values are; the second has
@@ -175,7 +211,7 @@ def agree(a: Tree, g: Tree, point: dict[str, Fraction], cost: int) -> bool:
 
 
 def difference(
-  a: Tree, g: Tree, point: dict[str, Fraction], bits: int
+  a: Tree, g: Tree, point: Point, bits: int
 ) -> tuple[Any, _Values]:
   """The difference of two trees' values, and what was seen on the way."""
   with mpmath.workprec(bits):
@@ -187,11 +223,12 @@ def difference(
 class _Values:
   """Evaluates trees at a point, and remembers how large values became."""
 
-  def __init__(self, point: dict[str, Fraction]):
+  def __init__(self, point: Point):
     self._point = point
     self.largest = 0  # of |log2| of all values
     self.top = 0  # of log2 of all values
     self.gamma = False  # whether the gamma function was used
+    self.real = True  # whether all values were real numbers
 
   def value(self, tree: Tree) -> Any:
     try:
@@ -200,6 +237,7 @@ class _Values:
       raise Undefined from None
     if not mp.isfinite(value):
       raise Undefined
+    self.real = self.real and not isinstance(value, mp.mpc)
     if value:
       size = int(mp.mag(value))
       self.largest = max(self.largest, abs(size))
@@ -220,6 +258,12 @@ class _Values:
         raise Undefined
       return +constants[arguments[0]]
     values = [self.value(argument) for argument in arguments]
+    if name in ("root", "^") and isinstance(arguments[1], Fraction):
+      power = arguments[1] if name == "^" else 1 / arguments[1]
+      if power.denominator % 2 and not isinstance(values[0], mp.mpc):
+        sign = -1 if values[0] < 0 and power.numerator % 2 else 1
+        values[0] = abs(values[0])
+        return sign * _OPERATIONS[name](*values)
     if name in ("!", "binom"):
       self.gamma = True
       _bound(12, *values)

@@ -19,8 +19,8 @@ HABIT = 0.6  # share of slips that are the first of the plausible ones
 class Pen:
   """Writes one line per step.
 
-  A solver asks the pen for every value it needs, and goes on with what the pen
-  returns. So one solver writes right steps, corrected ones, and those that
+  A solver asks the pen for every value it needs, and continues with what the
+  pen returns. So one solver writes right steps, corrected ones, and steps that
   follow from a slip.
 
   Attributes:

@@ -17,7 +17,7 @@ from launch.embedded.steps.pen import Entry, Pen, Task
 
 QUALITIES = ("careful", "detour", "sloppy", "direct")
 
-# Countdown is searched, so it has functions of its own.
+# Countdown is searched, so it has its own functions.
 _SOLVED: Mapping[str, Task] = {
   **sums.TASKS,
   **divisors.TASKS,

@@ -134,7 +134,8 @@ def test_digits_of_a_base_are_no_other_number(n, base):
   assert same(gold, gold) is same(digits, gold) is True
   assert same(f"{digits}_{base + 1}", gold) is False
   assert same(str(n), gold) is (str(n) == digits)
-  assert same(gold, str(n)) is same(gold, digits) is False
+  assert same(gold, str(n)) is True
+  assert same(gold, digits) is (str(n) == digits)
 
 
 @few
