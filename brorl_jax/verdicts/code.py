@@ -454,8 +454,7 @@ def _tests(value: Any) -> dict[str, Any]:
   for i, pair in enumerate(value):
     if not isinstance(pair, dict) or pair.keys() != {"input", "output"}:
       raise Refused(
-        f"tests[{i}]",
-        f"{show(pair)}; use an object with input and output only",
+        f"tests[{i}]", f"{show(pair)}; use an object with input and output only"
       )
   return {
     "inputs": [pair["input"] for pair in value],

@@ -127,7 +127,7 @@ def _spoken(tail: str) -> str | None:
 
 def _line_beside(box: str, response: str) -> str | None:
   """The answer line after a box that holds no choice, or around a formula."""
-  tail = response.rpartition("</think>")[2]
+  tail = base.after_thinking(response)
   after = _spoken(tail.rpartition(r"\boxed")[2])
   line = after or (_spoken(tail) if _is_expression(box) else None)
   return line if line and len(line) <= MAX_ANSWER else None
