@@ -227,9 +227,9 @@ def _fault(node: Node) -> str:
 
 
 def _answer(value: Any) -> str:
-  """One text, or a list of all that are asked for, as OlympiadBench has it."""
-  values = value if isinstance(value, list) else [value]
-  return ", ".join(map(strict_json.answer, values))
+  """A text; a list of one text, as in OlympiadBench, is that text."""
+  one = isinstance(value, list) and len(value) == 1
+  return strict_json.answer(value[0] if one else value)
 
 
 DOMAIN = Domain(

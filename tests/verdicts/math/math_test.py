@@ -218,3 +218,10 @@ def test_a_solution_of_gsm8k_is_told_what_to_keep():
   gold = "She sold 48/2 = <<48/2=24>>24 clips.\n48+24 = 72\n#### 1,072 "
   with refuses(ValueError, f"gold = {gold[:80]!r} ... '####' ... '1,072'"):
     math.check_reference(gold, jail=Near())
+
+
+def test_a_list_of_one_answer_is_that_answer():
+  read = math.DOMAIN.fields["answer"].read
+  assert read(["$69$,$84$"]) == "$69$,$84$"
+  with refuses(ValueError, "a list"):
+    read(["8", "9"])
