@@ -94,6 +94,8 @@ class Scorer:
     self, groups: Sequence[own.Group], step: int | None
   ) -> list[list[pool.TimedVerdict]]:
     if isinstance(self._pool, own.Rewards):
+      bare = lambda text: text.removeprefix(self._examples.opened)
+      groups = [own.Group([*map(bare, r)], example) for r, example in groups]
       return self._pool.score(groups, step=step)
     jobs = {
       (example.id, text): Job(example.domain, text, example.entry)

@@ -98,6 +98,31 @@ def posed(
   return messages
 
 
+# Tags that open the thinking of one family of models or another, and close it.
+_THINKING = {"<think>": "</think>", "<thinking>": "</thinking>"}
+_THINKING["[THINK]"] = "[/THINK]"
+
+
+def after_thinking(response: str) -> str:
+  """What follows the last closed thinking; "" if one is still open."""
+  # A regular expression takes 60 times as long. The kind of tag that comes
+  # first counts: a thought may mention others.
+  first, start = "", len(response)
+  for tags in _THINKING.items():
+    for tag in tags:
+      if (at := response.find(tag, 0, start)) >= 0:
+        first, start = tags[0], at
+  answer = response.rpartition(_THINKING[first])[2] if first else response
+  return "" if first and first in answer else answer
+
+
+def opened_thinking(prompt: str) -> str:
+  """The tag and blanks at the end of a prompt that open thinking, or ""."""
+  bare = prompt.rstrip()
+  tag = next(filter(bare.endswith, _THINKING), "")
+  return tag and tag + prompt[len(bare) :]
+
+
 def tagged(text: str) -> str | None:
   """What stands in the last complete `<answer>...</answer>`, stripped."""
   # Not a regular expression, which takes quadratic time on unclosed tags.

@@ -41,7 +41,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import (
   Domain,
   Field,
@@ -149,13 +149,13 @@ def extract(
   """The program of a response, from its complete blocks in Python, or None.
 
   A block ends at a fence at least as long, alone on its line; it is marked as
-  Python or has no language. Only text after the last `</think>` and before an
-  unclosed `<think>` counts, in an `<answer>` with blocks only these. The last
+  Python or has no language. Only text after the thinking
+  counts, in an `<answer>` with blocks only these. The last
   block is the program that defines the function of the tests; for standard
   input, that reads, prints and acts, alone or with other blocks; otherwise, or
   without tests, that is marked. Definitions that it lacks come from the others.
   """
-  text = response.rpartition("</think>")[2].partition("<think>")[0]
+  text = base.after_thinking(response)
   blocks, inside = _blocks(text), tagged(text)
   if inside:
     blocks = _blocks(inside) or [*blocks, ("", inside)]
@@ -566,8 +566,7 @@ def _tests(value: Any) -> dict[str, Any]:
   for i, pair in enumerate(value):
     if not isinstance(pair, dict) or pair.keys() != {"input", "output"}:
       raise Refused(
-        f"tests[{i}]",
-        f"{show(pair)}; use an object with input and output only",
+        f"tests[{i}]", f"{show(pair)}; use an object with input and output only"
       )
   return {
     "inputs": [pair["input"] for pair in value],

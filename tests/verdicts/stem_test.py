@@ -72,7 +72,6 @@ CHOICES = [
     ("<answer></answer>", ""), ("Answer:", ""), ("B", None), ("", None),
     ("The answer isn't B", None), ("answer island", None),
     ("It answers is", None), (r"<think>\boxed{B}", None),
-    (r"\boxed{B}</think>", None), (r"x</think><think>\boxed{B}", None),
     ("<think>Answer: B", None), ("x</think><answer>B</answer><think>", None),
     ("</answer>B<answer>", None),
   ],

@@ -71,14 +71,16 @@ BY_HAND = [
   (
     "length_constraints:nth_paragraph_first_word",
     {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
-    ["One.\n\nthen two", 'One.\n\n  "THEN," two', "One\n\n'then. x"],
+    ["One.\n\nthen two", 'One.\n\n  "THEN," two', "One\n\n'then. x",
+      "One\n\n\n\nthen", "One\n\n \n\nthen", "\n\nOne\n\n\nthen"],
     [
       "",
       "Then\n\nOne",
       "One\nthen",
       "One\n\nthens",
       "One\n\nthen\n\nthree",
-      "One\n\n\n\nthen",  # the second of these paragraphs is empty
+      "One\n\n\n\nthen\n\n \n\nthree",
+      "then\n\n \n\nOne",
       "One\n\n*then*",
     ],
   ),
@@ -446,12 +448,8 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   "response, instruction, reason",
   [
     ("", NO_COMMA, "empty response"), ("  \n", NO_COMMA, "empty response"),
-    ("a, b</think>", NO_COMMA, "empty response"),
-    ("<think>a, b</think>\n\nNo more", NO_COMMA, ""),
-    ("x</think>y</think>a, b", NO_COMMA, "not followed: punctuation:no_comma"),
-    ("<<a>></think>b", TITLE, "not followed: detectable_format:title"),
-    ("<think> <<a>>", TITLE, "unfinished thinking"),
-    ("a</think><think>b", NO_COMMA, "unfinished thinking"),
+    ("a, b</think>", NO_COMMA, "nothing after the thinking"),
+    ("<think> <<a>>", TITLE, "nothing after the thinking"),
     # White space around the answer is no paragraph.
     ("...</think>\n\nSo it is.", FIRST, ""),
   ],
