@@ -169,7 +169,7 @@ def _may_change(name: str, known: Mapping[str, About]) -> str:
   if name in known:
     return "removed: this field cannot change during a run"
   close = difflib.get_close_matches(
-    name, [k for k, v in known.items() if v.phased], 1, cutoff=0.5
+    name, [k for k, v in known.items() if v.phased], 1, cutoff=0.8
   )
   hint = f"; did you mean {close[0]!r}?" if close else ""
   return f"removed: there is no such field{hint}"

@@ -48,9 +48,7 @@ class Order:
       weight = weights[name]
       # Grain shuffles with 32-bit numbers.
       if size is not None and not 1 <= size < 2**31:
-        raise ValueError(
-          f"source {name!r} has {size} examples; use 1 to 2**31 - 1"
-        )
+        raise ValueError(f"source {name!r} has {size} examples; 1 to 2**31 - 1")
       if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(
           f"source {name!r} has weight {weight}; use a finite number >= 0"

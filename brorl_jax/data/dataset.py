@@ -156,9 +156,7 @@ class Reader:
     self._ids: dict[str, Place] = {}
     self._asked: dict[bytes, int] = {}
 
-  def add(
-    self, record: Mapping, place: Place, source: str, name: str = ""
-  ) -> None:
+  def add(self, record: Mapping, place: Place, source: str, name="") -> None:
     """Adds the example of a record, see `schema.example`.
 
     Raises Refused, and adds nothing, if the record is bad, its id is taken, or

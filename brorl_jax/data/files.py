@@ -29,6 +29,7 @@ from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 
 _COLUMNAR = (".parquet", ".arrow")
+_Row = tuple[bytes, dict[str, Refused]]
 ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
 _BATCH = 64  # rows of parquet in memory at a time
 
@@ -249,9 +250,9 @@ def read(
 ) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   """The records of a file with their line or row numbers.
 
-  A bad line is yielded as its error. Neither the whole file nor a line longer
-  than `strict_json.MAX_LINE` is held in memory. Without `nulls`, null in a
-  columnar file means that the field is missing.
+  A bad line is its error, and so is a bad value. Neither the whole file nor a
+  line longer than `strict_json.MAX_LINE` is held in memory. Without `nulls`,
+  null in a columnar file means that the field is missing.
   """
   empty = True
   lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
@@ -260,7 +261,8 @@ def read(
     try:
       if isinstance(text, Refused):
         raise text
-      yield number, strict_json.parse(text)
+      record, bad = text if isinstance(text, tuple) else (text, {})
+      yield number, strict_json.parse(record) | bad
     except Refused as refused:
       yield number, refused
   if empty:
@@ -288,7 +290,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes | Refused]]:
     raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _rows(path: str, nulls: bool) -> Iterator[tuple[int, bytes | Refused]]:
+def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row | Refused]]:
   ending = path.rpartition(".")[2]
   try:  # imported here because the library is large and optional
     import pyarrow
@@ -336,22 +338,20 @@ def _opened(
   return stream.schema.names, iter(stream)
 
 
-def _row(columns: dict[str, Any], i: int, nulls: bool) -> bytes | Refused:
-  """A row as a line of JSON."""
-  values = {}
+def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row | Refused:
+  """A row as a line of JSON, and the errors of values that are not JSON."""
+  values, bad = {}, {}
   for name, column in columns.items():
     try:
       value = column[i].as_py()
       value = value if nulls else _without_nulls(value)
       if nulls or value is not None:
-        values[name] = value
         json.dumps(value)
-    except UnicodeDecodeError:
-      return Refused(name, "not UTF-8; write the column as text")
-    except TypeError as error:
-      return Refused(name, f"not JSON: {error}; write the column as text")
+        values[name] = value
+    except Exception as e:  # of pyarrow too, for a date that Python lacks
+      bad[name] = Refused(name, f"not JSON: {show(str(e))}; write it as text")
   text = json.dumps(values, ensure_ascii=False).encode()
-  return text if len(text) <= MAX_LINE else _too_long()
+  return (text, bad) if len(text) <= MAX_LINE else _too_long()
 
 
 def _without_nulls(value: Any) -> Any:

@@ -88,6 +88,8 @@ def _at(
   """A value inside of objects; only `others` are offered as its column."""
   value: Any = record
   for part in column.split("."):
+    if isinstance(value, Refused):
+      raise value
     if not isinstance(value, Mapping) or part not in value:
       inside = value if isinstance(value, Mapping) else {}
       inside = others if inside is record else inside
@@ -105,7 +107,7 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
   columns = list(columns)
   if not columns:
     return Refused(field, "missing; add it to every example")
-  close = difflib.get_close_matches(field, columns, n=1)
+  close = difflib.get_close_matches(field, columns, 1, cutoff=strict_json.ALIKE)
   column = show(close[0])[1:-1] if close else "COLUMN"
   return Refused(
     field,
@@ -131,8 +133,7 @@ def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   for column, field in itertools.product(columns, fields):
     if _slip(column.lower(), field):
       raise Refused(
-        show(column)[1:-1],
-        f"did you mean {field}? If not, rename the column",
+        show(column)[1:-1], f"did you mean {field}? If not, rename the column"
       )
 
 
@@ -188,6 +189,9 @@ def example(
     for field in ("id", "source"):
       if not _is_name(values.get(field)):
         values.pop(field, None)
+  if bad := next((v for v in values.values() if isinstance(v, Refused)), None):
+    raise bad
+  others = {k: v for k, v in others.items() if not isinstance(v, Refused)}
   if "id" in values or not name:
     name = _field_name(values, "id")
   messages = _messages(values, others)
@@ -196,6 +200,8 @@ def example(
     for field, how in domain.fields.items()
     if field in values
   }
+  if "prompt" in domain.fields:
+    own["prompt"] = messages[-1]["content"]
   for field in own:
     if domain.fields[field].in_prompt:
       _refuse_absent(own[field], field, messages)
@@ -231,8 +237,10 @@ def _domain(
       " --config.data.domain=math for all",
     )
   name = record.get("domain")
-  near = lambda: difflib.get_close_matches(str(name), domains, n=1)
-  foreign = bool(form.domain) and str(name) not in domains and not near()
+  near = difflib.get_close_matches(
+    str(name), domains, 1, cutoff=strict_json.ALIKE
+  )
+  foreign = bool(form.domain) and not near
   name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:
     remedy = did_you_mean(name, domains, f"use one of {', '.join(domains)}")
@@ -240,9 +248,7 @@ def _domain(
   return domains[name], foreign
 
 
-def _no_fields(
-  values: Mapping[str, Any], form: Form, foreign: bool
-) -> list[str]:
+def _no_fields(values: Mapping, form: Form, foreign: bool) -> list[str]:
   """Entries that are named like a field but are ordinary columns."""
   out = []
   for one, other in (("prompt", "messages"), ("messages", "prompt")):
@@ -268,13 +274,14 @@ def _refuse_columns(
     return
   for other in domains.values():
     for field, how in other.fields.items():
-      if how.optional and field in others:
+      if how.optional and field in others and field not in COMMON:
         raise Refused(
           field,
           f"not a field of domain {domain.name}, which has"
           f" {', '.join(domain.fields)}; remove or rename it",
         )
   optional = {field for field, how in domain.fields.items() if how.optional}
+  optional -= {*COMMON}
   refuse_slips(others, sorted((optional | {"source", "domain"}) - {*values}))
 
 

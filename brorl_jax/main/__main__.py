@@ -6,6 +6,7 @@ The same command resumes a run that was stopped. The exit status is 0 only if
 the last step was reached and saved.
 """
 
+import importlib.metadata
 import logging
 import os
 import pathlib
@@ -87,6 +88,7 @@ _MODE = flags.DEFINE_enum(
   "one of its checkpoints or a model directory, by default the embedded "
   "policy; no --config.",
 )
+_VERSION = flags.DEFINE_bool("version", False, "Prints the version.")
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change", False, "Resume a run with a changed config."
 )
@@ -128,12 +130,8 @@ _COORDINATOR = flags.DEFINE_string(
   "One process of many: HOST:PORT of process 0; with --processes and "
   "--process_id.",
 )
-_COUNT = flags.DEFINE_integer(
-  "processes", None, "How many processes there are."
-)
-_INDEX = flags.DEFINE_integer(
-  "process_id", None, "Which of them this is, from 0."
-)
+_COUNT = flags.DEFINE_integer("processes", None, "The number of processes.")
+_INDEX = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -180,6 +178,8 @@ _OF_MODE = {
 def main(argv: list[str]) -> None:
   """Runs the mode; errors that end it are one line, with their status."""
   try:
+    if _VERSION.value:
+      return print("brorl_jax", importlib.metadata.version("brorl_jax"))
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     check_flags()

@@ -21,9 +21,7 @@ _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
 
 
 @as_user_error(ValueError)
-def run(
-  this: Run, where: Topology | None = None, *, fast: bool = False
-) -> None:
+def run(this: Run, where: Topology | None = None, *, fast=False) -> None:
   """Prints the plan of a run, of which no weights were loaded. With a topology
   all programs are compiled for it, if `fast` with two and three layers.
   """

@@ -170,11 +170,8 @@ class TextPolicy:
       )
     try:
       ids = self.tokenizer.render(messages)
-    except Exception as e:  # a template is code and may raise anything
-      reason = " ".join(str(e).split()) or type(e).__name__
-      raise ValueError(
-        f"prompt {number}: the chat template fails: {reason}"
-      ) from e
+    except ValueError as e:
+      raise ValueError(f"prompt {number}: {e}") from e
     if len(ids) + limit > (most := self.policy.max_positions):
       raise ValueError(
         f"prompt {number} has {len(ids)} tokens; with max_new_tokens = "

@@ -46,18 +46,21 @@ _ELSEWHERE = {
   "train_files": "data.files",
 }
 # How alike a name must be that is proposed; less misleads.
-_ALIKE = 0.7
+_ALIKE = 0.8
 
 
 def parse_flags(argv: list[str]) -> list[str]:
   """absl's parser with errors in one line instead of a traceback."""
   try:
     return flags.FLAGS([argv[0], *_checked(argv[1:])])
+  except SystemExit:  # of --help, with the status of a failure
+    sys.exit(0)
   except UserError as e:
     line = str(e)
   except flags.UnrecognizedFlagError as e:
-    known = [*flags.FLAGS]
-    line = f"there is no --{e.flagname}{_hint(e.flagname, known, '--')}"
+    field = _no_field(e.flagname, [*config.every_field()], "--config.")
+    hint = _hint(e.flagname, [*flags.FLAGS], "--") or field[field.find(";") :]
+    line = f"there is no --{e.flagname}{hint}"
   except Exception as e:
     line = first_line(e)
     for pattern, better in _BETTER.items():
@@ -78,7 +81,9 @@ def _checked(args: list[str]) -> list[str]:
     name, equals, value = arg.partition("=")
     if name in ("-config", "--config"):
       given = value if equals else next(rest, "")
-      arg = f"--config={_config_path(given)}"
+      arg = f"--config={(path := _config_path(given))}"
+      if path != given and "/" in given:
+        print(f"{given} is not here: using {path}", file=sys.stderr)
     elif match := re.match(r"--?(?:no)?config\.([\w.]+)", name):
       fields.append(match[1])
     out.append(arg)
@@ -116,9 +121,7 @@ def _known_fields(file: str) -> list[str]:
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
     near += [p.stem for p in CONFIGS.glob("[!_]*.py")]
-    raise UserError(
-      f"config file {path} does not exist{_hint(str(path), near)}"
-    )
+    raise UserError(f"config file {path} is missing{_hint(str(path), near)}")
   holder = flags.FlagValues()
   argv = ["", f"--config={file}"]
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
@@ -198,9 +201,7 @@ def training(c: ConfigDict) -> config.Config:
   return out
 
 
-def check(
-  c: Any, rules: Callable[[Any], Iterator[Rule]], where: str = ""
-) -> None:
+def check(c: Any, rules: Callable[[Any], Iterator[Rule]], where="") -> None:
   """Raises UserError for the first rule that a config breaks."""
   try:
     for field, holds, must in rules(c):

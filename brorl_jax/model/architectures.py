@@ -47,9 +47,7 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
     raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
   directory = pathlib.Path(directory)
   if not directory.is_dir():
-    raise ValueError(
-      f"checkpoint {str(directory)!r} is not a directory; give one"
-    )
+    raise ValueError(f"checkpoint {str(directory)!r} is no directory; give one")
   path = directory / "config.json"
   raw = read_json(path)
   if "model_type" not in raw and isinstance(raw.get("config"), dict):

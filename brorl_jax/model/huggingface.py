@@ -141,9 +141,7 @@ def save(
   directory = pathlib.Path(directory)
   dtype = str(dtype or jax.tree.leaves(params)[0].dtype)
   if dtype not in DTYPES.values():
-    raise ValueError(
-      f"dtype {dtype!r} is not one of {', '.join(DTYPES.values())}"
-    )
+    raise ValueError(f"dtype {dtype!r} is none of {', '.join(DTYPES.values())}")
   config = architectures.config_of(policy, dtype)
   directory.mkdir(parents=True, exist_ok=True)
   _require_same(directory, config, policy)

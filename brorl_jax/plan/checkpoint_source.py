@@ -56,27 +56,28 @@ def find_run(checkpoint: str) -> CheckpointSource | None:
     try:
       began = huggingface.locate(name)
     except ValueError as e:
-      raise ValueError(
-        f"{config}: the model that the run started from: {e}"
-      ) from None
+      raise ValueError(f"{config}: the model it started from: {e}") from None
   return CheckpointSource(began, run.resolve(), step)
 
 
 def read_tokenizer(
-  which: CheckpointSource, given: str = ""
+  which: CheckpointSource, given: str = "", today: str = ""
 ) -> tokenizer.Tokenizer:
   """The tokenizer of a policy, with the chat template of its training.
 
   `given` is `policy.chat_template`: a file that overrides the template of the
-  run. Raises ValueError if one of them cannot be read.
+  run. A template that prints the date prints the run's, else `today`. Raises
+  ValueError if one of them cannot be read.
   """
   template = None
+  if which.run is not None:
+    record = _records(which.run / "config.json")[0]
+    today = (record.get("data") or {}).get(tokenizer.DATE, today)
+    if text := record.get("chat_template"):
+      template = tokenizer.Template(str(which.run), text)
   if given:
     template = tokenizer.read_template(given)
-  elif which.run is not None:
-    text = _records(which.run / "config.json")[0].get("chat_template")
-    template = tokenizer.Template(str(which.run), text) if text else None
-  return tokenizer.Tokenizer(which.source, template)
+  return tokenizer.Tokenizer(which.source, template, today)
 
 
 class Ran(NamedTuple):

@@ -27,7 +27,7 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.model import architectures, huggingface, sharding, spec
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
-from brorl_jax.model.tokenizer import Tokenizer, read_template
+from brorl_jax.model.tokenizer import DATE, Tokenizer, read_template
 from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
@@ -158,9 +158,8 @@ def resolve(
   """
   given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
   keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
-  began = _dtype_of(c, workdir)
   source = CheckpointSource(locate(c.policy.checkpoint))
-  this = _with_policy(c, machine, source, began)
+  this = _with_policy(c, machine, source, workdir)
   phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   own = {field: x for _, f in given for field, x in f.digests.items()}
   return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
@@ -176,14 +175,11 @@ def evaluation(
   evaluation may resume with the step that it began with. Raises UserError as
   `resolve`.
   """
-  began = _dtype_of(c, workdir)
   source = checkpoint_source.locate(c.policy.checkpoint)
   before = folder.stored(workdir, "evaluated")
   if before and before["run"] == str(source.run) and source.step is None:
     source = source._replace(step=before["step"])
-  if began is None and (ran := checkpoint_source.ran(source)) is not None:
-    began = ran.dtype
-  this = _with_policy(c, machine, source, began)
+  this = _with_policy(c, machine, source, workdir)
   c, axes = with_in_flight(this.config, machine.axes), machine.axes
   _check_lengths(c, this.policy.max_positions)
   held = parameter_bytes(this.policy, axes)
@@ -219,7 +215,7 @@ def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
   return dataclasses.replace(c, policy=policy)
 
 
-def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
+def _dtype_of(c: Config | Warmup, workdir: pathlib.Path | None) -> str | None:
   """Where the config leaves it open the dtype with which a folder began."""
   if workdir is None or c.policy.dtype != "auto":
     return None
@@ -228,9 +224,10 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
 
 
 def _with_policy(
-  c: C, machine: Machine, source: CheckpointSource, began: str | None
+  c: C, machine: Machine, source: CheckpointSource, begun: pathlib.Path | None
 ) -> WithPolicy[C]:
-  c = with_dtype(c, machine.target, began)
+  ran = checkpoint_source.ran(source)
+  c = with_dtype(c, machine.target, _dtype_of(c, begun) or (ran and ran.dtype))
   at = machine.target
   if isinstance(c, Config) and (given := c.devices.memory_bytes):
     at = dataclasses.replace(at, memory_bytes=given)
@@ -238,7 +235,9 @@ def _with_policy(
   policy = dataclasses.replace(policy, target=at)
   text = None
   if machine.mesh is not None or (source.source / "tokenizer.json").is_file():
-    text = checkpoint_source.read_tokenizer(source, c.policy.chat_template)
+    date = ((begun and folder.stored(begun, "data")) or {}).get(DATE, "")
+    given = c.policy.chat_template
+    text = checkpoint_source.read_tokenizer(source, given, date)
     checkpoint_source.check_vocabulary(source.source, text, policy)
   elif c.policy.chat_template:
     read_template(c.policy.chat_template)

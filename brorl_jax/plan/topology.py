@@ -255,8 +255,5 @@ def _described(name: Name, chip: Chip):
   )
   shape = f"1x{hosts}x{each}"
   return topologies.get_topology_desc(
-    platform="cuda",
-    topology_name=shape,
-    topology=shape,
-    target_config=config,
+    platform="cuda", topology_name=shape, topology=shape, target_config=config
   )

@@ -93,9 +93,7 @@ def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
   unbiased estimate of the rate with m. Raises ValueError if m is not in [1, n].
   """
   if not 1 <= m <= n:
-    raise ValueError(
-      f"m = {m} is not in [1, {n}]: only {n} rollouts were drawn"
-    )
+    raise ValueError(f"m = {m} is not in [1, {n}]: only {n} were drawn")
   arrays.check(correct=(correct, "P"))
   # Some are right, and some are wrong, less "some are right or wrong".
   some_right, some_wrong = (pass_at_k(n, x, m) for x in (correct, n - correct))

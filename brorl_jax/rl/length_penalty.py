@@ -9,11 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 
 def cosine(
-  length: Num[Array, "*axes"],
-  *,
-  limit: int,
-  eta_min: float,
-  eta_max: float,
+  length: Num[Array, "*axes"], *, limit: int, eta_min: float, eta_max: float
 ) -> Float[Array, "*axes"]:
   """Falls from eta_max for an empty response to eta_min at the limit.
 
@@ -37,9 +33,7 @@ def is_active(
   `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
   """
   if on < 1:
-    raise ValueError(
-      f"on = {on} updates with the penalty: at least 1 is needed"
-    )
+    raise ValueError(f"on = {on} updates with the penalty: at least 1 needed")
   if off < 0:
     raise ValueError(f"off = {off} updates without the penalty is negative")
   return update % (on + off) < on

@@ -297,4 +297,5 @@ def token_logp(
   arrays.check(logits=(logits, "*V"), tokens=(tokens, "*"))
   logp = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
-  return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+  prob = jnp.exp(logp)
+  return chosen, -jnp.sum(prob * jnp.where(prob > 0.0, logp, 0.0), axis=-1)

@@ -132,9 +132,7 @@ def initial_logits(
 ) -> tuple[Float[Array, " V"], Bool[Array, " V"]]:
   """Logits at the start, and which tokens are correct, see `simulate`."""
   if not 1 <= correct < vocab:
-    raise ValueError(
-      f"correct = {correct} must be 1 to vocab - 1 = {vocab - 1}"
-    )
+    raise ValueError(f"correct = {correct} must be 1 to {vocab - 1}")
   for name, value in (("seeding", seeding), ("anchor", anchor)):
     if value is not None and not math.isfinite(value):
       raise ValueError(f"{name} = {value} must be finite")

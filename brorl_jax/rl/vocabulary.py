@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from brorl_jax.rl import arrays
 
+_LOWEST = float(jnp.finfo(jnp.float32).min)  # 0 times it is 0, not nan
+
 
 def tile_shape(
   tokens: int, V: int, prompts: int, *, devices: int, on_cpu: bool
@@ -123,10 +125,12 @@ def _forward(
       (top, total, chosen, mean), hidden, tokens = xs
       x = logits(hidden, head_part)
       higher = jnp.maximum(top, jnp.max(x, axis=-1))
-      weight = jnp.exp(x - higher[..., None])
-      less = jnp.exp(top - higher)
+      # Finite where all logits so far are -inf.
+      least = jnp.maximum(higher, _LOWEST)
+      weight = jnp.exp(x - least[..., None])
+      less = jnp.exp(top - least)
       total = total * less + jnp.sum(weight, axis=-1)
-      mean = mean * less + jnp.sum(weight * x, axis=-1)
+      mean = mean * less + jnp.sum(weight * jnp.maximum(x, _LOWEST), axis=-1)
       chosen += jnp.sum(jnp.where(_hit(tokens, ids), x, 0.0), axis=-1)
       return higher, total, chosen, mean
 
@@ -167,7 +171,8 @@ def _backward(logits, block, spread, saved, slopes):
       if dlogp is not None:
         dx = dlogp[..., None] * (_hit(tokens, ids) - prob)
       if dentropy is not None:
-        dx -= dentropy[..., None] * prob * (logp + entropy[..., None])
+        finite = jnp.maximum(logp, _LOWEST)
+        dx -= dentropy[..., None] * prob * (finite + entropy[..., None])
       more_hidden, more_head = pull(dx)
       return dhead_part + more_head, dhidden + more_hidden
 

@@ -120,9 +120,7 @@ class Store:
       self._finish, self._over = saving.result, saving.done
 
   def restore(
-    self,
-    like: PyTree,
-    lacks: Callable[[int], str | None] = lambda step: None,
+    self, like: PyTree, lacks: Callable[[int], str | None] = lambda step: None
   ) -> tuple[PyTree, dict[str, Any]] | None:
     """The newest usable step or `from_step`; None if nothing was ever saved.
 

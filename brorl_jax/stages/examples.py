@@ -60,9 +60,7 @@ def check_data(c: DataConfig, *, own: bool) -> None:
     )
 
 
-def read_files(
-  c: DataConfig, *, own: bool
-) -> tuple[dataset.Data, dataset.Data]:
+def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples of files, of which there must be one. Raises
   ValueError if a file is invalid, or a prompt is on both sides.
   """
@@ -92,9 +90,7 @@ class TooLong(ValueError):
 
 def families(puzzles: Mapping[str, FamilyConfig]) -> list[Family]:
   """The puzzle families of a config; raises ValueError if one is invalid."""
-  out = [
-    Family(name, dict(f.settings), f.weight) for name, f in puzzles.items()
-  ]
+  out = [Family(k, dict(f.settings), f.weight) for k, f in puzzles.items()]
   try:
     DRAW.check(out)
   except ImportError as e:  # reasoning-gym is optional
@@ -107,6 +103,7 @@ class Examples:
 
   Attributes:
     stop_ids: Tokens that end a response.
+    opened: The tag before each decoded response, which its prompt has, or "".
     families: Puzzle families that are generated.
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
@@ -122,7 +119,7 @@ class Examples:
     self._evaluated = config.eval.prompts
     # Then all lines are of one domain and no puzzles are generated.
     own = bool(config.reward.verifier)
-    self.stop_ids = text.stop_ids
+    self.stop_ids, self.opened = text.stop_ids, text.opened
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.log_lines: list[str] = []
     self.left_out: list[str] = []
@@ -159,6 +156,12 @@ class Examples:
     self.fingerprint["held out"] = dataset.digest(self._heldout)
     if text.template is not None:
       self.fingerprint["chat template"] = text.template.digest
+    if text.date:
+      self.fingerprint[tokenizer.DATE] = text.date
+      self.log_lines.append(f"prompts show the date {text.date}, now and later")
+    if tag := text.opened.strip():
+      means = "only what follows the closing tag of a response is judged"
+      self.log_lines.append(f"thinking: prompts end in {tag}; {means}")
     self.domains = [name for name in sizes if weights[name] > 0.0]
     if given:
       self.log_lines.append(_shares(weights, made=made))
@@ -205,7 +208,11 @@ class Examples:
     return kept
 
   def _ids(self, example: Example) -> list[int]:
-    ids = self._text.render(self._posed(example))
+    try:
+      ids = self._text.render(self._posed(example))
+    except ValueError as e:
+      system = self._c.system and f"config.data.system = {self._c.system!r}"
+      raise ValueError(f"{system or example.id}: {e}; leave it out") from e
     self.longest = max(self.longest, len(ids))
     return ids
 
@@ -318,11 +325,9 @@ class Examples:
     index = np.array(candidates, np.int32)
     return self.pad([self.example(step, p) for p in candidates], index)
 
-  def pad(
-    self, examples: Sequence[Example], index: np.ndarray
-  ) -> types.Prompts:
+  def pad(self, some: Sequence[Example], index: np.ndarray) -> types.Prompts:
     """Examples as padded token ids, with their indices p."""
-    ids = [self._render(example) for example in examples]
+    ids = [self._render(example) for example in some]
     return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
 
   def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:

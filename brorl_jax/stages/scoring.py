@@ -48,6 +48,7 @@ class Scorer:
       limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
       self._pool = Pool(
         {name: domain.verify for name, domain in DOMAINS.items()},
+        parts={name: domain.part for name, domain in DOMAINS.items()},
         # A program runs at most four times; beyond that the worker hangs.
         deadline_s=4 * PATIENCE * max(c.code_total_s, MAX_TEST_S),
         jail=functools.partial(
@@ -93,6 +94,8 @@ class Scorer:
     self, groups: Sequence[own.Group], step: int | None
   ) -> list[list[pool.TimedVerdict]]:
     if isinstance(self._pool, own.Rewards):
+      bare = lambda text: text.removeprefix(self._examples.opened)
+      groups = [own.Group([*map(bare, r)], example) for r, example in groups]
       return self._pool.score(groups, step=step)
     jobs = {
       (example.id, text): Job(example.domain, text, example.entry)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 Status = Literal["pass", "fail", "invalid"]
 # What a verifier runs in the sandbox: programs, or library calls.
 Jailed = Literal["", "programs", "libraries"]
+MAX_REASON = 1000  # characters
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Verdict:
   # A code of a few words and, after a colon, details, in one line; or "".
   reason: str = ""
   answer: str = ""  # the part of the response that was checked
+
+  def __post_init__(self):
+    if len(self.reason) > MAX_REASON:
+      object.__setattr__(self, "reason", self.reason[: MAX_REASON - 1] + "…")
 
   @property
   def reward(self) -> float:
@@ -93,6 +98,31 @@ def posed(
   return messages
 
 
+# Tags that open the thinking of one family of models or another, and close it.
+_THINKING = {"<think>": "</think>", "<thinking>": "</thinking>"}
+_THINKING["[THINK]"] = "[/THINK]"
+
+
+def after_thinking(response: str) -> str:
+  """What follows the last closed thinking; "" if one is still open."""
+  # A regular expression takes 60 times as long. The kind of tag that comes
+  # first counts: a thought may mention others.
+  first, start = "", len(response)
+  for tags in _THINKING.items():
+    for tag in tags:
+      if (at := response.find(tag, 0, start)) >= 0:
+        first, start = tags[0], at
+  answer = response.rpartition(_THINKING[first])[2] if first else response
+  return "" if first and first in answer else answer
+
+
+def opened_thinking(prompt: str) -> str:
+  """The tag and blanks at the end of a prompt that open thinking, or ""."""
+  bare = prompt.rstrip()
+  tag = next(filter(bare.endswith, _THINKING), "")
+  return tag and tag + prompt[len(bare) :]
+
+
 def tagged(text: str) -> str | None:
   """What stands in the last complete `<answer>...</answer>`, stripped."""
   # Not a regular expression, which takes quadratic time on unclosed tags.
@@ -120,6 +150,8 @@ class Domain:
   name: str
   # Scores a response by its entry in a jail; see pool.Verifier.
   verify: Callable[[str, Mapping[str, Any], Any], Verdict]
+  # What of a response decides its verdict, and is judged once; None: all.
+  part: Callable[[str, Mapping[str, Any]], Any] | None = None
   # Those of a record that other domains lack. The first holds the reference
   # answer; errors of `check_reference` name it.
   fields: Mapping[str, Field]
@@ -152,7 +184,7 @@ DEFAULTS: Mapping[str, Default] = {
   "math": Default(
     instruction="Think step by step and put the answer into \\boxed{}."
   ),
-  # The last fenced block is run. As in ProRL, the score is the share of tests.
+  # A fenced block is run. As in ProRL, the score is the share of tests.
   "code": Default(
     instruction="Write the program in one fenced code block.", reward="score"
   ),

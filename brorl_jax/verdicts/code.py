@@ -16,6 +16,7 @@ Tests are of three kinds:
     created anew for each call. The names of `typing` need no import.
   {"check": "def check(candidate): ...", "fn_name": "add"}
     A function that calls the candidate and asserts. One test in two processes.
+    Names that it lacks come from the prompt, never from the response.
 
 The program runs in a jail (sandbox/). Expected values never enter it; the
 comparison (`same_output`, or sandbox/codec.py for values) happens outside. Each
@@ -28,7 +29,10 @@ fails.
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import dataclasses
+import decimal
 import json
 import keyword
 import math
@@ -37,8 +41,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, overlong
+from brorl_jax.verdicts import base, strict_json
+from brorl_jax.verdicts.base import (
+  Domain,
+  Field,
+  Verdict,
+  judged,
+  overlong,
+  tagged,
+)
 from brorl_jax.verdicts.sandbox import codec, jail_main, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, Failed
@@ -50,6 +61,7 @@ MAX_TESTS = 10_000
 MAX_TEXT = 8 << 20  # bytes of one test's input or output
 
 _KILLED = f"exit status: {jail_main.KILLED}"  # the frame has the reason
+_AGAIN = 3  # times the limit of all tests, for those that run apart
 _TOGETHER = 8  # tests per process; each takes two of 64 descriptors
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 _EMPTY = "tests expects only empty outputs; any program would pass"
@@ -70,7 +82,7 @@ def verify_entry(
   place of `limits.test_s`. None: this thread's jail, and its limits. Raises
   ValueError if the tests are malformed.
   """
-  program = extract(response)
+  program = extract(response, entry["tests"])
   if program is None:
     return judged("no program", "")
   given: Limits = limits or getattr(jail, "limits", Limits())
@@ -106,21 +118,76 @@ def verify(
 
 # The program in a response.
 
-_LANGUAGES = ("", "python", "python3", "py")
+_LANGUAGES = ("", "python", "python3", "py3", "py")
+_BLOCKS = 32  # the last of a response; more would take quadratic time
 # Possessive, so that a line that is no fence takes linear time.
-_FENCE = re.compile(r"([ \t]*)(`{3,}+|~{3,}+)\s*+(\w*+)[^`]*+")
+_FENCE = re.compile(
+  r"([ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]*+)?)(`{3,}+|~{3,}+)\s*+(\w*+)[^`]*+"
+)
+_WORD = re.compile(r"[A-Za-z_]\w*+")
+_STATEMENT = re.compile(r"(?m)^(?=[^\s)\]}#])")  # at the margin
+_DEFINITION = re.compile(
+  r"(?:async +)?(?:def +(\w+) *\(|class +(\w+) *[:(])"
+  r"|(\w+)(?= *= *lambda\b)|([A-Z][A-Z\d_]*)(?= *=[^=])"
+  r"|(?:from +(?!__future__)[\w.]+ +)?import +"
+  r"(\(?[\w., \n]++\)?)\s*+(?:#|\Z)"
+)
+_READS = re.compile(
+  r"\b(?:input|open|read)\s*+\(|\bstdin\b(?! *= *(?:io\.)?String)|\bfileinput\b"
+)
+_WRITES = re.compile(r"\b(?:print|write)\s*+\(|\bstdout\b")
+# A statement that does more than to define.
+_ACTS = re.compile(
+  r"(?m)^(?:if|for|while|try|with)\b|^(?!(?:async|def|class|from|import"
+  r"|sys\.setrecursionlimit)\b|[@#>\s)\]}'\"]).*\("
+)
 
 
-def extract(response: str) -> str | None:
-  """The program of a response: its last complete block in Python, or None.
+def extract(
+  response: str, tests: Mapping[str, Any] | None = None
+) -> str | None:
+  """The program of a response, from its complete blocks in Python, or None.
 
-  A block is fenced by backquotes or tildes and ends at a fence at least as
-  long, alone on its line; it is marked as Python or has no language. Only text
-  after the last `</think>` and before an unclosed `<think>` counts. The
-  indentation of the opening fence is removed from the lines.
+  A block ends at a fence at least as long, alone on its line; it is marked as
+  Python or has no language. Only text after the thinking
+  counts, in an `<answer>` with blocks only these. The last
+  block is the program that defines the function of the tests; for standard
+  input, that reads, prints and acts, alone or with other blocks; otherwise, or
+  without tests, that is marked. Definitions that it lacks come from the others.
   """
-  text = response.rpartition("</think>")[2].partition("<think>")[0]
-  program = block = None
+  text = base.after_thinking(response)
+  blocks, inside = _blocks(text), tagged(text)
+  if inside:
+    blocks = _blocks(inside) or [*blocks, ("", inside)]
+  texts = [block for _, block in blocks[-_BLOCKS:]]
+  marked = [block for language, block in blocks if language] or texts
+  if not texts:
+    return None
+  if tests is None or (len(texts) == 1 and "given" not in tests):
+    return marked[-1]
+  known = [_definitions(text) for text in (tests.get("given", ""), *texts)]
+  if name := tests.get("fn_name"):
+    define = re.compile(rf"\bdef +{name}\b|^{name} *= *lambda")
+    pairs = [*zip(texts, known[1:], strict=True)]
+    found = [text for text, defined in pairs if name in defined]
+    body = lambda defined: defined.get(name) or defined.get("Solution", "")
+    found += [t for t, defined in pairs if define.search(body(defined))]
+  else:
+    found = [text for text in texts if _WRITES.search(text)]
+    fed, whole = any(tests.get("inputs") or ()), "\n".join(marked[-_BLOCKS:])
+    joined = [(_with_definitions(text, known, name), text) for text in texts]
+    alone = [(text, text) for text in texts]
+    for program, acts in (whole, whole), *joined, *alone:
+      reads = not fed or _READS.search(program)
+      if reads and _WRITES.search(program) and _ACTS.search(acts):
+        found.append(acts)
+  return _with_definitions((found or marked)[-1], known, name)
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+  """Language and text of each complete block that may be Python."""
+  blocks: list[tuple[str, str]] = []
+  block = None
   indent = fence = language = ""
   for line in text.split("\n"):
     bare = line.rstrip("\r \t")
@@ -128,14 +195,44 @@ def extract(response: str) -> str | None:
       marks = bare.strip()
       if set(marks) == {fence[0]} and len(marks) >= len(fence):
         if language.lower() in _LANGUAGES:
-          program = "\n".join(block) + "\n"
+          blocks.append((language, "\n".join(block) + "\n"))
         block = None
       else:
         block.append(line.removeprefix(indent))
     elif match := _FENCE.fullmatch(bare):
       indent, fence, language = match.groups()
+      indent = re.sub(r"[^ \t]", " ", indent)  # the mark of a list
       block = []
-  return program
+  return blocks
+
+
+def _definitions(text: str) -> dict[str, str]:
+  """The definitions and imports at the margin of a text, by name."""
+  found, decorators = dict[str, str](), ""
+  for piece in _STATEMENT.split(text):
+    decorators += piece if piece.startswith("@") else ""
+    if match := _DEFINITION.match(piece):
+      names = next(filter(None, match.groups())).strip(" ()\n")
+      decorators += piece.rstrip() + "\n"
+      for name in filter(None, map(str.split, names.split(","))):
+        # `os.path` defines os, `a as b` defines b.
+        found[name[-1].partition(".")[0]] = decorators
+    decorators = decorators if piece.startswith("@") else ""
+  return found
+
+
+def _with_definitions(
+  text: str, others: Sequence[Mapping[str, str]], asked: str | None
+) -> str:
+  """A text after the definitions of others, but the asked, that it lacks."""
+  have = _definitions(text).keys() | vars(builtins).keys()
+  have |= {asked, "Solution"} if asked else set()
+  known = {n: d for one in others for n, d in one.items() if n not in have}
+  order, queue = dict.fromkeys(known.values()), [text]
+  for part in queue:
+    queue += {known.pop(w) for w in {*_WORD.findall(part)} & known.keys()}
+  used = set(queue)
+  return "".join(part for part in order if part in used) + text
 
 
 # Running it, and what its results say.
@@ -144,43 +241,49 @@ def extract(response: str) -> str | None:
 def _run(
   program: str, tests: Tests, limits: Limits, jail: Jail
 ) -> zygote.JobResult:
-  """Runs all tests; a test that may have failed for another's state, alone."""
-  job = {"mode": tests.mode, "program": program, **tests.job}
+  """Runs all tests; those that others may have failed or sped up, again."""
   # An output far longer than the expected one cannot match.
   output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
   limits = dataclasses.replace(limits, output_bytes=output_bytes)
   received = limits.result_bytes + 2 * sum(tests.sizes)
-  if tests.mode != "stdio":
-    return jail.run(job, limits=limits, tests=tests.check, received=received)
-  inputs, left = tests.job["inputs"], limits.total_s
+  job = {"mode": tests.mode, "program": program, **tests.job}
+  field = "calls" if tests.mode == "call" else "inputs"
+  left = limits.total_s
 
-  def run(which: Sequence[str], together: int) -> zygote.JobResult:
+  def run(which: slice, together: int, most: float) -> zygote.JobResult:
     nonlocal left
-    batch_job = {**job, "inputs": which, "together": together}
-    rest = dataclasses.replace(limits, total_s=left)
-    ended = jail.run(batch_job, limits=rest, received=received)
+    if tests.mode != "check":
+      job.update({field: tests.job[field][which], "together": together})
+    now = dataclasses.replace(limits, total_s=min(left, most))
+    ended = jail.run(job, limits=now, tests=tests.check, received=received)
     left -= ended.cpu_s
     return ended
 
-  ended = run(inputs, _TOGETHER)
-  index = _failed_after_others(tests, ended)
-  if index is None or left <= 0:
+  count = len(tests.outputs)
+  ended = run(slice(count), _TOGETHER, left)
+  if tests.mode == "check" or ended.reason not in ("", _KILLED):
+    return ended
+  if ended.cpu_s > limits.test_s and count > 1:
+    # Who has all inputs can compute for one test while another runs.
+    left, frames = _AGAIN * limits.total_s, []
+    for i in range(count):
+      ended = run(slice(i, i + 1), 1, limits.test_s)
+      frames += ended.frames
+      if ended.reason not in ("", _KILLED) or len(ended.frames) != 1:
+        return zygote.JobResult(frames, ended.reason or "ended early")
+    return zygote.JobResult(frames, "")
+  if tests.mode == "call" or left <= 0:
+    return ended
+  frames = ended.frames[:count]
+  wrong = (i for i, f in enumerate(frames) if _fault_of_test(tests, i, f))
+  index = next(wrong, None)
+  if index is None or frames[index].first:  # no other test ran before it
     return ended
   # A test that also fails alone is wrong. Otherwise all tests run alone, and
   # only these results count: a second try must not be a second guess.
-  alone = run([inputs[index]], 1)
+  alone = run(slice(index, index + 1), 1, left)
   fails = alone.reason or _fault_of_test(tests, index, alone.frames[0])
-  return ended if fails or left <= 0 else run(inputs, 1)
-
-
-def _failed_after_others(tests: Tests, ended: zygote.JobResult) -> int | None:
-  """The first failing test, if other tests ran in its process before."""
-  if ended.reason not in ("", _KILLED):
-    return None
-  for index, frame in enumerate(ended.frames[: len(tests.outputs)]):
-    if _fault_of_test(tests, index, frame):
-      return None if frame.first else index
-  return None
+  return ended if fails or left <= 0 else run(slice(count), 1, left)
 
 
 def _verdict(program: str, tests: Tests, ended: zygote.JobResult) -> Verdict:
@@ -257,18 +360,23 @@ def _printable(text: bytes) -> str:
 
 # Comparison of an output with the expected one.
 
-_DECIMAL = re.compile(rb"[+-]?\d+\.\d+")
+# An exponent without a point has its sign: `1e5` may be a digest.
+_DECIMAL = re.compile(
+  rb"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d{1,3})?|[+-]?\d+[eE][+-]\d{1,3}"
+)
 _NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 _LONGEST_NUMBER = 400  # characters
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # errors that a decimal may have
+_LONG, _MOST = 6, 1e-3  # a decimal with as many digits is no amount; its error
 
 
 def same_output(got: bytes, want: bytes) -> bool:
   """Whether an output matches the expected one, line by line, word by word.
 
   Blank lines and the amount of white space are ignored. If the expected word
-  has a decimal point, a number within 1e-6 of it (1e-9 around 0) matches, if
-  every digit that the expected word shows is right.
+  has a decimal point or an exponent, a number within 1e-6 of it (1e-9 around 0)
+  matches, if it is within 1e-3 and every digit that the expected word shows is
+  right, or it shows six decimals or more.
   """
   if got == want:
     return True
@@ -294,9 +402,10 @@ def _same_word(got: bytes, want: bytes) -> bool:
   if not math.isfinite(value):
     return False
   allowed = _RELATIVE * abs(value) + _ABSOLUTE
-  # Every printed digit must be right, as in amounts of money.
-  shown = len(want.partition(b".")[2])
-  return abs(other - value) <= min(allowed, 0.5 * 10.0**-shown + _ABSOLUTE)
+  # Printed digits must be right, as in amounts of money.
+  shown = -int(decimal.Decimal(want.decode()).as_tuple().exponent)
+  most = _MOST if shown >= _LONG else 0.5 * 10.0**-shown + _ABSOLUTE
+  return abs(other - value) <= min(allowed, most)
 
 
 # The tests.
@@ -317,7 +426,7 @@ def parse_tests(tests: Any) -> Tests:
   """Prepares an example's tests for the jail; a ValueError has one line."""
   if not isinstance(tests, Mapping):
     raise ValueError(f"tests is a {type(tests).__name__}; use an object")
-  unknown = tests.keys() - {"inputs", "outputs", "fn_name", "check"}
+  unknown = tests.keys() - {"inputs", "outputs", "fn_name", "check", "given"}
   if unknown:
     raise ValueError(
       f"tests has the unknown field {min(map(str, unknown))!r}; use inputs,"
@@ -355,7 +464,9 @@ def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
     raise ValueError("tests has check as well as inputs or outputs; keep one")
   if not name:
     raise ValueError("tests has check but no fn_name; name the function")
-  source = _text(tests["check"], "check")
+  given = _definitions(_text(tests.get("given", ""), "given").decode())
+  text = _text(tests["check"], "check").decode()
+  source = _with_definitions(text, [given], name).encode()
   try:
     body = ast.parse(source).body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -424,7 +535,8 @@ def _text(value: Any, where: str) -> bytes:
 
 def _json(text: str, where: str) -> Any:
   try:
-    return json.loads(text)
+    # `int` of a text refuses more than 4,300 digits, a Decimal none.
+    return json.loads(text, parse_int=lambda n: int(decimal.Decimal(n)))
   except (ValueError, RecursionError) as error:
     raise ValueError(f"tests.{where} is a text but not JSON: {error}") from None
 
@@ -454,8 +566,7 @@ def _tests(value: Any) -> dict[str, Any]:
   for i, pair in enumerate(value):
     if not isinstance(pair, dict) or pair.keys() != {"input", "output"}:
       raise Refused(
-        f"tests[{i}]",
-        f"{show(pair)}; use an object with input and output only",
+        f"tests[{i}]", f"{show(pair)}; use an object with input and output only"
       )
   return {
     "inputs": [pair["input"] for pair in value],
@@ -473,13 +584,31 @@ def _time_limit(value: Any) -> float:
   return float(value)
 
 
+def _check_reference(record: Mapping[str, Any]) -> dict[str, Any]:
+  """The entry; "given" is what a prompt defines besides what it asks for."""
+  entry = dict(record)
+  prompt, tests = entry.pop("prompt", ""), entry["tests"]
+  parse_tests(tests)
+  given: dict[str, str] = {}
+  code = re.split(r"(?m)^(?=(?:import|from|def|class|@)\b)", prompt, maxsplit=1)
+  for text in [block for _, block in _blocks(prompt)] or code[1:]:
+    with contextlib.suppress(SyntaxError, ValueError, MemoryError):
+      given |= _definitions(text) if ast.parse(text) else {}
+  if given and tests.get("fn_name"):
+    text = "".join(dict.fromkeys(given.values()))
+    entry["tests"] = {"given": text, **tests}
+  return entry
+
+
 DOMAIN = Domain(
   name="code",
   verify=verify_entry,
   fields={
     "tests": Field(_tests),
     "time_limit": Field(_time_limit, optional=True),
+    "prompt": Field(str, optional=True),
   },
-  check_reference=lambda record: parse_tests(record["tests"]) and record,
+  check_reference=_check_reference,
+  part=lambda response, entry: extract(response, entry["tests"]),
   needs_jail="programs",
 )

@@ -30,7 +30,7 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
       verify("math", r"It is \\boxed{1/2}.", answer="0.5").status  # "pass"
 
   `fields` are those of a record of this domain (`data/dataset.py`): "math" has
-  answer; "code" tests, optionally time_limit; "stem" answer, optionally
+  answer; "code" tests, optionally time_limit, prompt; "stem" answer, optionally
   choices; "gym" entry; "instructions" instructions. Raises ValueError if one is
   missing, unknown or unusable, or there is no such domain.
   """

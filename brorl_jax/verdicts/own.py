@@ -51,11 +51,12 @@ from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
 from brorl_jax.verdicts.pool import TimedVerdict
 from brorl_jax.verdicts.sandbox import process
 from brorl_jax.verdicts.sandbox.process import Deadline, Failed
-from brorl_jax.verdicts.strict_json import show
+from brorl_jax.verdicts.strict_json import ALIKE, show
 
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
 _WHAT = "config.reward.verifier"
 _PLACES = "'file.py:function' or 'package.module:function'"
+_ELSEWHERE = {"rloo": "leave_one_out", "dr_grpo": "centered", "ppo_clip": "ppo"}
 _PARAMETERS = "use (response, example, step) or (responses, example, step)"
 
 _IN_A_ROW = 8  # give up after this many calls without an answer
@@ -114,8 +115,10 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
 
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-  close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-  return f"; did you mean {close[0]}?" if close else ""
+  close = [one for one in known if sorted(one) == sorted(name)]  # swapped
+  close += difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
+  close = [*close, _ELSEWHERE.get(name)][0]
+  return f"; did you mean {close}?" if close in known else ""
 
 
 def _package(name: str) -> ModuleType:

@@ -23,6 +23,7 @@ from brorl_jax.verdicts.base import Verdict
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail
 
 Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
+Part = Callable[[str, Mapping[str, Any]], Any]
 
 
 class Job(NamedTuple):
@@ -54,16 +55,18 @@ class Pool:
     self,
     verifiers: Mapping[str, Verifier],
     *,
+    parts: Mapping[str, Part | None] = {},
     workers: int | None = None,
     deadline_s: float = 600.0,
     jail: Callable[[], Jail] = Jail,
   ):
     """Starts the threads; a jail starts when it is first needed.
 
-    `verifiers` are by domain. `deadline_s` is for one response: use more than
-    the limits of the jail add up to.
+    `verifiers` and `parts` are by domain; see Domain.part. `deadline_s` is for
+    one response: use more than the limits of the jail add up to.
     """
     self._verifiers, self._jail = dict(verifiers), jail
+    self._parts = parts
     self._deadline_s, self._closed = deadline_s, False
     self._late = f"late: no verdict in {deadline_s:g} s"
     # Guards all fields below; notified of new work and finished batches.
@@ -83,11 +86,15 @@ class Pool:
   def score(self, jobs: Sequence[Job]) -> list[TimedVerdict]:
     """Waits for all verdicts and returns them in the order of the jobs.
 
-    Jobs with the same domain, response and entry are scored once. A response
-    becomes invalid if its verifier misses the deadline ("late") or raises
-    ("verifier failed"). Raises ValueError if the pool is closed.
+    Jobs with the same domain, part of the response and entry are scored once.
+    A response becomes invalid if its verifier misses the deadline ("late") or
+    raises ("verifier failed"). Raises ValueError if the pool is closed.
     """
-    keys = [(job.domain, job.response, id(job.entry)) for job in jobs]
+    keys = []
+    for job in jobs:
+      part = self._parts.get(job.domain)
+      of = part(job.response, job.entry) if part else job.response
+      keys.append((job.domain, of, id(job.entry)))
     distinct = dict(zip(keys, jobs, strict=True))
     batch = _Batch(list(distinct.values()))
     with self._changed:

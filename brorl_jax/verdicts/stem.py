@@ -103,15 +103,13 @@ def verify(
 def find(response: str) -> str | None:
   r"""The text of the answer, or None if there is none.
 
-  It is the first of these that exists after the last "</think>": the last
+  It is the first of these that exists after the thinking: the last
   complete \boxed{...}; the last <answer>...</answer>; the rest of the line, or
   the next line that is not blank, after the last "answer:", "answer is",
   "correct option is", "right choice:" and the like, in any case, but not after
   a "not", as in "not the right choice:".
   """
-  tail = response.rpartition("</think>")[2]
-  if "<think>" in tail:
-    return None  # still thinking
+  tail = base.after_thinking(response)
   for answer in (boxed(tail), base.tagged(tail)):
     if answer is not None:
       return answer
@@ -129,7 +127,7 @@ def _spoken(tail: str) -> str | None:
 
 def _line_beside(box: str, response: str) -> str | None:
   """The answer line after a box that holds no choice, or around a formula."""
-  tail = response.rpartition("</think>")[2]
+  tail = base.after_thinking(response)
   after = _spoken(tail.rpartition(r"\boxed")[2])
   line = after or (_spoken(tail) if _is_expression(box) else None)
   return line if line and len(line) <= MAX_ANSWER else None

@@ -16,16 +16,17 @@ from typing import Any
 
 MAX_LINE = 1_000_000  # bytes
 MAX_DEPTH = 16
+ALIKE = 0.8  # of a name that is proposed: gspo and grpo, 0.75, are two things
 _LONGEST = 500  # characters of an error
 _DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it"
 
 # Characters that a person does not see, or sees in another order than the
-# policy: control characters except newline and tab; soft hyphens, zero-width
+# policy: control characters except line ends and tab; soft hyphens, zero-width
 # spaces, direction marks, other format marks and tags. The joiners U+200C and
 # U+200D are allowed: Persian, Hindi and emoji need them.
 _HIDDEN = re.compile(
-  "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f"
-  "\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+  "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-"
+  "\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]|\r(?!\n)"
 )
 # Text that tokenizers read as control tokens: with these a prompt could end its
 # turn and begin another. <|name|> covers most model families; DeepSeek writes
@@ -69,15 +70,16 @@ def did_you_mean(
   quoted: Callable[[str], str] = str,
 ) -> str:
   """A remedy: the known name nearest to an unknown one, if one is near."""
-  close = difflib.get_close_matches(str(name), [*known], n=1)
+  close = difflib.get_close_matches(str(name), [*known], 1, cutoff=ALIKE)
   return f"did you mean {quoted(close[0])}?" if close else otherwise
 
 
 def parse(line: bytes) -> dict[str, Any]:
   """The one JSON object of a line of at most `MAX_LINE` bytes, in linear time.
 
-  Strict: UTF-8 without a byte order mark, every key once, no NaN or Infinity
-  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels.
+  Strict: UTF-8 without a byte order mark, every key once, at most `MAX_DEPTH`
+  levels. A value with NaN, Infinity (or 1e999) or a lone surrogate is replaced
+  by its error, for whoever reads it.
   """
   try:
     text = line.decode()
@@ -107,7 +109,14 @@ def parse(line: bytes) -> dict[str, Any]:
     raise Refused("", f"not JSON: {show(str(error))}") from None
   if not isinstance(record, dict):
     raise Refused("", f"{kind(record)}, not a JSON object")
-  _refuse_values(record, "", MAX_DEPTH)
+  for name, value in record.items():
+    _refuse_values(name, _name(name), 1)
+    try:
+      _refuse_values(value, _name(name), MAX_DEPTH - 1)
+    except Refused as refused:
+      if not refused.field:
+        raise
+      record[name] = refused
   return record
 
 

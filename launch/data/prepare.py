@@ -66,6 +66,7 @@ def convert(
       try:
         if isinstance(row, Refused):
           raise row
+        row = {k: v for k, v in row.items() if not isinstance(v, Refused)}
         record = {"id": f"{name}-{number:06d}", **SETS[name](row)}
         # As a line, so that what is written can be read.
         record = strict_json.parse(json.dumps(record).encode())

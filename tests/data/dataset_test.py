@@ -1,6 +1,8 @@
 """Tests of brorl_jax/data/dataset.py: examples and pairs."""
 
 import dataclasses
+import datetime
+import decimal
 import json
 import pathlib
 
@@ -353,9 +355,7 @@ def test_a_program_may_have_a_time_limit_of_its_own(tmp_path):
       read(path, domains=DOMAINS)
     assert "\n" not in str(error.value)
   path = write(tmp_path / "c.jsonl", line("c", time_limit=2))
-  with pytest.raises(
-    DataError, match=r"time_limit.*not a field of domain math"
-  ):
+  with pytest.raises(DataError, match=r"time_limit.*not a field of .* math"):
     read(path, domains=DOMAINS)
 
 
@@ -382,6 +382,9 @@ def test_parquet_holds_the_same_records(tmp_path, parquet):
     ({"answer": [0.5]}, "answer", "0.5 ... text"),
     ({"answer": [float("nan")]}, "answer", "NaN ... finite number"),
     ({"answer": [b"8"]}, "answer", "not JSON"),
+    ({"answer": [datetime.date(2026, 1, 5)]}, "answer", "date ... not JSON"),
+    ({"answer": [decimal.Decimal("8.0")]}, "answer", "not JSON"),
+    ({"prompt": [b"\xff"]}, "prompt", "not JSON"),
     ({"answer": [True]}, "answer", "true ... text"),
     ({"answer": [None]}, "answer", "missing"),
     ({"anwser": ["8"]}, "answer", "missing ... 'anwser'"),
@@ -402,6 +405,29 @@ def test_rows_are_checked_as_lines_are(parquet, column, field, said):
   assert mentions(str(error.value), said)
 
 
+def test_a_column_that_nobody_reads_may_hold_anything(parquet):
+  day, nan = datetime.datetime(2026, 1, 5, 7), float("nan")
+  values = [
+    b"\x89PNG",
+    nan,
+    -float("inf"),
+    decimal.Decimal("1.5"),
+    day,
+    day.date(),
+  ]
+  values += [day.time(), day - day, [1.0, nan], {"bytes": b"\xff"}]
+  row = {"id": "a", "domain": "math", "prompt": "3 + 5?", "answer": "8"}
+  odd = {f"odd{i}": value for i, value in enumerate(values)}
+  path = parquet([{**row, **odd, "kept": 1}])
+  own = dataclasses.replace(SIMPLE["math"], fields={}, check_reference=dict)
+  for sole in (None, own):
+    (one,) = read(path, domains=SIMPLE, form=Form(sole=sole)).examples
+    assert one.columns.keys() - row.keys() == {"kept"}
+  for name in (*odd, "odd0.inner"):
+    with pytest.raises(DataError, match=rf"row 1, field '{name[:4]}.*': "):
+      read(path, domains=SIMPLE, form=Form({"answer": name}))
+
+
 def test_columns_that_are_no_text_or_there_twice_are_refused(tmp_path):
   pyarrow = pytest.importorskip("pyarrow")
   from pyarrow import parquet
@@ -409,13 +435,13 @@ def test_columns_that_are_no_text_or_there_twice_are_refused(tmp_path):
   one, path = pyarrow.array(["a"]), tmp_path / "b.parquet"
   broken = pyarrow.array([b"3 \xff 5"]).view(pyarrow.string())
   for columns, names, said in (
-    ([one, broken], ["id", "prompt"], r"b.parquet, row 1.*(UTF|utf)"),
+    ([one, broken], ["answer", "prompt"], r"b.parquet, row 1.*(UTF|utf)"),
     ([one] * 3, ["id", "domain", "id"], r"column 'id'.*twice"),
   ):
     table = pyarrow.Table.from_arrays(columns, names=names)
     parquet.write_table(table, path)
     with pytest.raises(DataError, match=said):
-      read(str(path), domains=SIMPLE)
+      read(str(path), domains=SIMPLE, form=Form(domain="math"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "junk", "empty", "middle"])

@@ -35,9 +35,7 @@ def refused(*given):
 
 
 def test_a_folder_is_all_files_in_it_sorted(folder):
-  folder(
-    "mine/b.jsonl", "mine/a.parquet", "mine/deep/c.arrow", "mine/README.md"
-  )
+  folder("mine/b.jsonl", "mine/a.parquet", "mine/deep/c.arrow", "mine/READ.md")
   # What tools keep beside them is no data.
   folder("mine/.cache/huggingface/d.jsonl", "mine/cache-12ab.arrow")
   found = files.find(["mine/"])

@@ -107,7 +107,7 @@ def check_math(response, gold):
 
 # What was wrong once.
 _MATH = {
-  "a raised digit is a digit and no number": ("\\boxed{\\binom{0}{\xb2}}", "Q"),
+  "a raised digit is a digit and no number": ("\\boxed{\\binom{0}{\xb2}}", "Q")
 }
 test_math, test_math_at_length = fuzzing.tiers(
   RESPONSES, _GOLDS, few=400, many=100_000, known=_MATH

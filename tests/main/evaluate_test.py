@@ -313,9 +313,7 @@ def test_other_records_are_refused(whole, tmp_path, line, said):
 def test_what_cannot_work_is_refused_before_anything_is_written(
   tmp_path, monkeypatch, changes, said
 ):
-  monkeypatch.setattr(
-    huggingface, "load", lambda *_, **__: pytest.fail("loads")
-  )
+  monkeypatch.setattr(huggingface, "load", lambda *_, **__: pytest.fail("it"))
   assert mentions(refused(tmp_path / "run", **changes), said)
   assert not (tmp_path / "run").exists()
 

@@ -42,6 +42,8 @@ def message(done: subprocess.CompletedProcess) -> str:
     ((*RUN, "--config.optim.learning_rate=1"),
       "--config.optim.learning_rate ... --config.optim.lr here"),
     ((RUN[0], "--wrkdir={}/run"), "--wrkdir ... --workdir"),
+    ((*RUN, "--steps=3"), "--steps; did you mean --config.run.steps?"),
+    ((*RUN, "--learning_rate=3"), "--learning_rate; it is --config.optim.lr"),
     (("--config=configs/n521.py", RUN[1]),
       "configs/n521.py ... configs/n512.py"),
     ((*RUN, "--config"), "--config ... empty ... n512"),
@@ -135,7 +137,9 @@ def test_overrides_are_typed_and_reach_the_run(arrived):
 
 
 @pytest.mark.parametrize("name", ["n16", "configs/n16.py"])
-def test_a_packaged_config_runs_anywhere(arrived, tmp_path, monkeypatch, name):
+def test_a_packaged_config_runs_anywhere(
+  arrived, tmp_path, monkeypatch, capsys, name
+):
   """By their names, and by the paths that they have in the repository."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("HOME", "/home/me")
@@ -148,6 +152,8 @@ def test_a_packaged_config_runs_anywhere(arrived, tmp_path, monkeypatch, name):
   (tmp_path / "configs" / "n16.py").write_text(
     "from brorl_jax.configs import n512\nget_config = n512.get_config\n"
   )
+  said = capsys.readouterr().err
+  assert ("configs/n16.py:tiny is not here: using " in said) == ("/" in name)
   c, *_ = arrived(f"--config={name}", "--workdir=w")
   assert c.sampling.n == (16 if name == "n16" else 512)
 

@@ -108,9 +108,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     assert line["summary"] == said
     assert line["pass_at_1"] == pytest.approx(said["all"]["pass_at_k"]["1"])
     by_task = said["by_domain"]["gym"]["by_task"]
-    want = {
-      task: numbers["pass_at_k"]["1"] for task, numbers in by_task.items()
-    }
+    want = {task: some["pass_at_k"]["1"] for task, some in by_task.items()}
     assert line["by_family"] == want
     mean, half = stats.mean_interval(np.array(line["rates"]))
     assert line["pass_at_1"] == pytest.approx(mean)

@@ -67,9 +67,7 @@ def test_names_of_the_package_are_those_of_its_modules():
   assert bj.sample is sampler.sample
   assert bj.load is sample.load
   assert bj.verify("math", r"\boxed{1/2}", answer="0.5").status == "pass"
-  with pytest.raises(
-    AttributeError, match="'brorl_jax' has no attribute 'lod'"
-  ):
+  with pytest.raises(AttributeError, match="'brorl_jax' has no attribute 'lo"):
     bj.lod  # noqa: B018
 
 
@@ -78,10 +76,8 @@ def test_names_of_the_package_are_those_of_its_modules():
 
 @pytest.mark.slow
 def test_questions_of_other_lengths_compile_nothing(policy):
-  lengths = [
-    len(policy.tokenizer.render(policy.posed(q))) for q in (SHORT, LONG)
-  ]
-  assert lengths[0] < lengths[1] <= 16
+  sizes = [len(policy.tokenizer.render(policy.posed(q))) for q in (SHORT, LONG)]
+  assert sizes[0] < sizes[1] <= 16
   first = policy.sample(SHORT, n=32)
   with compilations() as seen:
     other = policy.sample(LONG, n=32)
@@ -202,7 +198,7 @@ def test_512_responses_are_not_refused_on_a_laptop(policy):
 
 def test_what_a_template_refuses_is_told(policy, monkeypatch):
   def render(messages):
-    raise RuntimeError("System role\n not supported")
+    raise ValueError("the chat template fails: System role not supported")
 
   monkeypatch.setattr(policy.tokenizer, "render", render)
   said = "prompt 0 ... chat template ... System role not supported"

@@ -159,10 +159,8 @@ def test_decoding_in_a_circle_of_columns_gives_logits_of_whole_rows(name, way):
   A, W = np.shape(window)
   rows = R * W  # slots of a lane: R for each of its prompts
   step = jax.jit(policy.decode_step)
-  fresh = lambda: jax.tree.map(
-    lambda x: x + 1e9, policy.page(A * rows, columns)
-  )
-  pages = [fresh() for _ in range(T // columns)]
+  new = lambda: jax.tree.map(lambda x: x + 1e9, policy.page(A * rows, columns))
+  pages = [new() for _ in range(T // columns)]
 
   def stream(lengths):
     for length in lengths:

@@ -1,6 +1,9 @@
 """Tests of brorl_jax/model/tokenizer.py."""
 
+import datetime
+import functools
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -9,6 +12,7 @@ from messages import refuses
 
 from brorl_jax.model import huggingface, tokenizer
 
+HERE = pathlib.Path(__file__).parent
 QWEN2 = {"model_type": "qwen2"}
 
 
@@ -33,11 +37,9 @@ ODD = [
 def directory(tmp_path_factory):
   """The tokenizer of the embedded policy, without the policy."""
   path = tmp_path_factory.mktemp("tokenizer")
-  for name in (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-  ):
+  for (
+    name
+  ) in "tokenizer.json tokenizer_config.json chat_template.jinja".split():
     shutil.copy(huggingface.ASSETS / name, path)
   return path
 
@@ -83,6 +85,10 @@ def test_decoding_leaves_out_what_ends_a_response(built):
   (end,), (pad,) = built.encode("<|im_end|>"), built.encode("<|endoftext|>")
   assert built.stop_ids == (end,)
   assert (pad, end) == (0, 2)  # 0 is what stands behind the end
+  # No other special token is left out: 4<|im_start|>2 is not 42.
+  for between in ("<|im_start|>", "<|endoftext|>"):
+    said = "4" + between + "2"
+    assert built.decode([[*built.encode(said), end]]) == [said]
   answer = built.encode("42")
   assert built.decode([[*answer, end], [*answer, end, pad, pad], [end]]) == [
     "42",
@@ -223,13 +229,36 @@ def test_a_checkpoint_without_a_template_takes_one(copy):
   assert text.render(asked("1 + 1")) == text.encode("1 + 1")
 
 
+def test_templates_that_open_thinking_or_print_the_date(directory, built):
+  for line in (HERE / "templates.jsonl").read_text().splitlines():
+    case = json.loads(line)
+    template = tokenizer.Template("t", case["template"])
+    read = functools.partial(tokenizer.Tokenizer, directory, template)
+    if refused := case.get("refused"):
+      with refuses(ValueError, f"t: ... {refused}"):
+        read()
+      continue
+    text, opened = read("2026-01-05"), case["opened"]
+    assert built.decode([text.render(asked("?"))]) == [case["prompt"]], case
+    assert text.decode([built.encode("4"), []]) == [opened + "4", opened], case
+    assert text.date == ("2026-01-05" if case["dated"] else "")
+    assert read().date == (text.date and str(datetime.date.today()))
+
+
 @pytest.mark.parametrize(
   "data, says",
   [
     (b"hello", ": its chat template leaves out the question"),
-    (b"{{ raise_exception('a\nb') }}", ": its chat template fails: a"),
+    (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
     (b"", ": its chat template is empty"),
-    (b"{{ ().__class__.__base__.__subclasses__() }}", ": its chat template fa"),
+    (
+      b"{{ messages[0].content }}{{ range(99) | random }}",
+      ": its chat templat",
+    ),
+    (
+      b"{{ ().__class__.__base__.__subclasses__() }}",
+      ": the chat template fails",
+    ),
   ],
 )
 def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):

@@ -1,6 +1,7 @@
 """Tests of brorl_jax/plan/resolve.py: what a config and a machine decide."""
 
 import dataclasses
+import datetime
 import functools
 import re
 import shutil
@@ -23,7 +24,7 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.main import plan, train
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE
-from brorl_jax.model import huggingface, spec
+from brorl_jax.model import huggingface, spec, tokenizer
 from brorl_jax.model.spec import Target
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Machine
@@ -321,10 +322,7 @@ def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
   here = resolve.here(c.devices)
   where = Topology(Name("here"), jax.devices(), spec.here())
   want = resolve.resolve(c, here)
-  for machine in (
-    plan.machine(c.devices, where),
-    plan.machine(c.devices, None),
-  ):
+  for machine in (plan.machine(c.devices, at) for at in (where, None)):
     assert machine == here._replace(mesh=None)
     got = resolve.resolve(c, machine)
     assert sizes_of(got) == sizes_of(want)
@@ -397,6 +395,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
      "phase from step 4 ... max_new_tokens = 32769 ... at most 32768"),
     (1, {"phases": ({"from_step": 4, "loss.kind": "ppoo"},)},
      "phase from step 4 ... config.loss.kind = 'ppoo' ... did you mean ppo"),
+    (1, {"advantage.kind": "rloo"}, "did you mean leave_one_out?"),
   ],
   ids=str,
 )  # fmt: skip
@@ -507,8 +506,18 @@ def test_an_evaluation_has_the_dtype_of_the_run_or_its_own(evaluates, tmp_path):
   run, workdir = tmp_path / "run", tmp_path / "evaluation"
   (run / "checkpoints").mkdir(parents=True)
   began = config.as_dict(one_step.config(dtype="bfloat16"))
-  folder.write_config(began, run, began_with="")
+  data = {tokenizer.DATE: (day := "2026-01-05")}
+  dated = "{{ messages[0].content }}{{ strftime_now('%d %B') }}"
+  more = {"began_with": "", "data": data, "chat_template": dated}
+  folder.write_config(began, run, **more)
   assert evaluates(checkpoint=str(run)) == "bfloat16"
+  # So have its prompts the date, and those of a folder that resumes.
+  c, machine = one_step.config(checkpoint=str(run)), one_step.machine()
+  assert resolve.evaluation(c, machine, workdir).text.date == day
+  (tmp_path / "t").write_text(dated)
+  c = one_step.config(chat_template=str(tmp_path / "t"))
+  for where, date in (run, day), (None, str(datetime.date.today())):
+    assert resolve.resolve(c, machine, where).text.date == date
   workdir.mkdir()
   folder.write_config(began, workdir, mode="evaluate")
   assert evaluates() == "bfloat16"

@@ -52,11 +52,7 @@ LOGP = {"logp": -(normal(B, T) ** 2), "logp_old": -(normal(B, T) ** 2)}
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 REINFORCE = {"loss": losses.LOSSES["reinforce"]}
 BAND = {"low": 0.5, "high": 2.0}
-POLICY = LOGP | {
-  "advantage": normal(B),
-  "mask": mask(B, T),
-  "weight": normal(B),
-}
+POLICY = LOGP | dict(advantage=normal(B), mask=mask(B, T), weight=normal(B))
 PAIR = {"logp_train": normal(B, T), "logp_sampler": normal(B, T)}
 REWARD = {"reward": normal(P, N), "valid": mask(P, N)}
 TOKENS = {

@@ -124,7 +124,7 @@ def test_a_weight_of_c_is_c_equal_rows():
 
   def weighted(x):
     loss, stats = losses.ppo_clip(
-      x, old, advantage, mask, **CLIP, weight=weight
+      x, old, advantage, mask, weight=weight, **CLIP
     )
     kl = losses.kl_k2(x, old, mask, clamp=0.3, weight=weight)
     return loss, stats.clip_fraction, stats.approx_kl, kl

@@ -83,6 +83,29 @@ def test_gradient_of_a_weighted_sum_of_both(rows, block, scale):
     np.testing.assert_allclose(a, b, atol=1e-5 * jnp.abs(b).max())
 
 
+@pytest.mark.parametrize("block", [1, V])
+def test_a_logit_of_minus_infinity_adds_nothing(block):
+  """The first tokens, which fill blocks, and one between others."""
+  hidden, kernel, tokens, _ = draw()
+  alive = np.isin(np.arange(V), [0, 1, 2, 7], invert=True)
+  kernel = kernel.at[0].set(jnp.where(alive, 1.0, -1.0))
+  chosen, few = jnp.flatnonzero(alive)[tokens % 7], kernel[:, alive]
+  form = lambda x, head: jnp.where(head[:, 0] > 0.0, x @ head.T, -jnp.inf)
+  by_tiles = functools.partial(vocabulary.token_logp, form, kernel.T)
+  found = [
+    jax.vjp(lambda h, way=way: jnp.stack(way(h)), hidden)
+    for way in (
+      lambda h: losses.token_logp(h @ few, tokens % 7),
+      lambda h: losses.token_logp(form(h, kernel.T), chosen),
+      lambda h: by_tiles(h, chosen, rows=3, block=block),
+    )
+  ]
+  (want, pull), *others = found
+  for got, back in others:
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    np.testing.assert_allclose(*back(want), *pull(want), atol=1e-4)
+
+
 @pytest.mark.ci
 def test_the_gradient_of_the_entropy_by_hand():
   """Logits 0 and log 3: p = 1/4 and 3/4, and H = log 4 - 3/4 log 3.

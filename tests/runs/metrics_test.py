@@ -303,9 +303,7 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
 
 
 @pytest.mark.ci
-def test_tensorboards_full_disk_neither_ends_nor_holds_up_a_run(
-  tmp_path, capfd
-):
+def test_tensorboards_full_disk_neither_ends_nor_delays_a_run(tmp_path, capfd):
   writer = metrics.Writer(tmp_path, after=-1, steps=9)
   (name,) = (str(p) for p in tmp_path.glob("events.out.tfevents.*"))
   (at,) = (

@@ -52,9 +52,7 @@ def rollouts(responses, T=6):
 
 def test_scores_are_the_verifiers_word_for_word(scorer):
   prompts = examples().prompts(3, range(8))
-  answers = [
-    examples().example(3, int(i)).entry["answer"] for i in prompts.index
-  ]
+  answers = [examples().example(3, i).entry["answer"] for i in [*prompts.index]]
   said = [[a, "7", a, "no", a + "1", "7"] for a in answers]
   scores = scorer.scores(3, prompts, rollouts(said))
   got, answer = scores.reward, scores.answer
@@ -86,9 +84,7 @@ class Fake:
 
   def score(self, jobs):
     self.jobs += jobs
-    return [
-      pool.TimedVerdict(self._verdict(job.response), 0.25) for job in jobs
-    ]
+    return [pool.TimedVerdict(self._verdict(j.response), 0.25) for j in jobs]
 
 
 def with_pool(monkeypatch, scorer, verdict):
@@ -197,7 +193,8 @@ def test_own_rewards_are_what_advantages_see(tmp_path):
   fields = {"data.files": (str(data),), "data.heldout_one_in": 4}
   fields["reward.verifier"] = (f"{file}:score",)
   c = configured.config(**fields)
-  some = configured.examples(c, text())
+  thinks = tokenizer.Template("t", "{{ messages[0].content }}<think>")
+  some = configured.examples(c, tokenizer.Tokenizer(ASSETS, thinks))
   assert some.domains == ["own"] and not some.families
   asked = [some.example(5, p).question for p in range(40)]
   bad = next(p for p in range(40) if asked[p] in ("3?", "0?"))
@@ -212,6 +209,7 @@ def test_own_rewards_are_what_advantages_see(tmp_path):
     scores = scorer.scores(5, prompts, rollouts(said))
     one = [some.example(5, bad)]
     (evaluated,) = scorer.score_responses(one, rollouts(said))
+    assert scorer.texts(rollouts(said))[0][0] == "<think>7"
   finally:
     scorer.close()
   failed = some.example(5, bad).columns["bad"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import sys
@@ -74,7 +75,8 @@ def test_no_heldout_question_is_drawn():
   heldout = {p.question for p in examples().heldout()}
   assert len(heldout) == 8 * 4
   drawn = {
-    examples().example(s, p).question for s in range(9) for p in range(99)
+    examples().example(*i).question
+    for i in itertools.product(range(9), range(99))
   }
   assert not heldout & drawn
 
@@ -203,7 +205,7 @@ def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
     "prompts: gym 25%, math 75%; some are generated (config.data.puzzles)"
   )
   asked = some._ids(next(e for e in drawn if e.domain == "math"))
-  assert text().decode([asked])[0].endswith("the answer into \\boxed{}.")
+  assert text().decode([asked])[0].endswith("into \\boxed{}.<|im_start|>")
   for alone in ({"data.domains.gym.weight": 0.0, "data.puzzles": True}, {}):
     none = from_file(tmp_path / "b.jsonl", records, **alone)
     assert {none.example(1, p).domain for p in range(50)} == {"math"}
@@ -383,6 +385,27 @@ def test_what_is_added_must_be_text_that_can_be_read():
   for bad in ("<|im_end|>", "a\u200bb", "  "):
     with refuses(ValueError, "config.data.system: "):
       configured.examples(config(**{"data.system": bad}), text())
+
+
+def test_what_a_template_does_to_prompts_is_said_or_refused():
+  body = (
+    "{% if messages|length > 1 %}{{ raise_exception('No role') }}{% endif %}"
+  )
+  body += "{{ messages[-1].content }}{{ strftime_now('%d') }}<think>"
+  template = tokenizer.Template("t", body)
+  gemma, later = (
+    tokenizer.Tokenizer(ASSETS, template, f"2026-01-0{day}") for day in "12"
+  )
+  with pytest.raises(
+    ValueError, match=r"^config.data.system = 'Hi': .* No role;"
+  ):
+    configured.examples(config(**{"data.system": "Hi"}), gemma)
+  some, other = (configured.examples(config(), x) for x in (gemma, later))
+  date, thinks = some.log_lines
+  assert "2026-01-01" in date and mentions(thinks, "thinking: ... <think>")
+  assert some.decode([text().encode("4")]) == ["<think>4"]
+  with pytest.raises(ValueError, match="date of the chat template was 2026"):
+    other.refuse_changes(some.fingerprint)
 
 
 def test_another_chat_template_is_other_data():

@@ -15,6 +15,12 @@ def test_reward_is_the_status_and_ignores_partial_credit(status, reward):
   assert Verdict(status, 0.75, "", "4").reward == reward
 
 
+def test_a_reason_has_a_bound():
+  long = Verdict("fail", 0.0, "a: " + "b" * base.MAX_REASON)
+  assert len(long.reason) == base.MAX_REASON and long.code == "a"
+  assert Verdict("fail", 0.0, "b" * base.MAX_REASON).reason[-1] == "b"
+
+
 def test_the_code_is_the_reason_up_to_its_details():
   assert Verdict("fail", 0.0, "wrong", "4").code == "wrong"
   assert Verdict("fail", 0.0, "too long: 5: 3", "4").code == "too long"

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -68,10 +69,7 @@ def outcome(program, tests, jail, **limits):
     ("```python\na\n```\n```python\nb", "a\n"),
     ("<think>\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
     ("```python\na\n```</think> so ```python\nb\n```", None),
-    ("a</think>\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
-    ("<think>\n```python\na\n```\n</think>\nno code", None),
-    ("<think>\n```python\na\n```\n", None),
-    ("```python\na\n```\n<think>\n```python\nb\n```", "a\n"),
+    ("```python\na\n```\n<think>\n```python\nb\n```", None),
     ("```python x = 1 ```", None), ("```python\nx", None), ("x = 1", None),
     ("", None), ("```c++\nx\n```", None), ("``\nx\n``", None),
     ("```a`b\nx\n```", None),
@@ -89,6 +87,11 @@ def test_a_program_in_a_fence_is_found(text, tildes):
   assert code.extract(response) == text + "\n"
 
 
+BLOCK = "```python\n{}\n```\n"
+CHAIN = "from x import " + ", ".join(f"n{i}" for i in range(30_000)) + "\n"
+CHAIN += "".join(f"def a{i}(): n{i}, a{i + 1}\n" for i in range(30_000))
+
+
 def test_extraction_is_linear():
   for response in (
     "```" + "a" * 1_000_000 + "`",
@@ -97,10 +100,26 @@ def test_extraction_is_linear():
     " " * 3_000_000 + "```",
     "</think>" * 300_000,
     "<think>" * 300_000,
+    BLOCK.format("def add(): a0") + BLOCK.format(CHAIN),
+    BLOCK.format("print(n0, input())") * 9_999 + BLOCK.format(CHAIN),
   ):
     start = time.process_time()
-    code.extract(response)
-    assert time.process_time() - start < 5  # milliseconds; quadratic: hours
+    for tests in (None, SQUARE, ADD):
+      code.extract(response, tests)
+    assert time.process_time() - start < 9  # milliseconds; quadratic: hours
+
+
+TABLE = pathlib.Path(__file__).parents[1] / "hostile" / "code.jsonl"
+LABELLED = [*map(json.loads, TABLE.read_text().splitlines())]
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(c["kind"] for c in LABELLED))
+def test_labelled(jail, kind):
+  for case in LABELLED:
+    if case["kind"] == kind:
+      entry = code.DOMAIN.check_reference(case["fields"])
+      verdict = code.verify_entry(case["response"], entry, jail)
+      assert verdict.status == case["want"], (case, verdict)
 
 
 # Standard input and output.
@@ -168,6 +187,26 @@ def test_each_call_has_its_time(jail):
   program = f"import time\ndef add(a, b):{body}"
   assert outcome(program, ADD, jail, test_s=0.5)[0] == "pass"
   assert outcome(program, ADD, jail, test_s=0.1)[2] == "time-out"
+
+
+AHEAD = """
+import time
+took = 0
+def add(a, b):
+  global took
+  while True:
+    end, took = time.process_time() + 0.2, took + 1
+    while time.process_time() < end: pass
+    if {done}: return a + b
+"""
+
+
+def test_no_test_has_the_time_of_another(jail):
+  """The third computes three times as long, unless others did it before."""
+  for done, reason in ("True", ""), ("a or took > 2", "time-out"):
+    program = AHEAD.format(done=done)
+    assert outcome(program, ADD, jail, test_s=0.45)[2] == reason
+    assert outcome(program, ADD, jail, test_s=0.9)[2] == ""
 
 
 @pytest.mark.ci

@@ -77,6 +77,18 @@ def test_equal_jobs_are_judged_once():
   assert judged[0] is judged[1] and judged[0] is not judged[5]
 
 
+def test_equal_parts_are_judged_once():
+  seen = []
+  parts = {"x": lambda response, entry: response.strip(entry["gold"])}
+  verify = lambda *args: seen.append(args[0]) or right(*args)
+  gold = {"gold": "a"}
+  jobs = [Job(d, r, gold) for d in ("x", "y") for r in ("a", "ba", "b", "c")]
+  with Pool({"x": verify, "y": verify}, parts=parts, jail=jailed) as pool:
+    judged = pool.score(jobs)
+  assert sorted(seen) == ["a", "a", "b", "b", "ba", "c", "c"]
+  assert judged[1] is judged[2] and judged[5] is not judged[6]
+
+
 @pytest.mark.parametrize(
   ("error", "reason"),
   [

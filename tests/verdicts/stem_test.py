@@ -29,6 +29,15 @@ from brorl_jax.verdicts.stem import (
 )
 
 few = settings(max_examples=30)
+HERE = pathlib.Path(__file__).parent
+CASES = (HERE / "stem_cases.jsonl").read_text().splitlines()
+
+
+def cases(kind):
+  """The labelled cases of a kind, as parametrize takes them."""
+  every = [[*json.loads(line).values()] for line in CASES]
+  assert any(case[0] == kind for case in every)  # or they would be skipped
+  return [case[1:] for case in every if case[0] == kind]
 
 
 class Near:
@@ -41,42 +50,7 @@ CHOICES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "response, answer",
-  [
-    (r"so \boxed{B}.", "B"), (r"\boxed{A} no, \boxed{B}", "B"),
-    (r"\boxed{\text{B}}", r"\text{B}"),
-    (r"\boxed{\frac{1}{2}} \boxed{3", r"\frac{1}{2}"),
-    ("<answer>A</answer> <answer> B </answer>", "B"),
-    ("<answer>A</answer><answer>B", "A"),
-    (r"<answer>A</answer> \boxed{B} The answer is C.", "B"),
-    ("Answer: A\n<answer>B</answer>\nAnswer: C", "B"),
-    ("Answer: A\nAnswer: B", "B"), ("The answer is (B).", "(B)"),
-    ("the final ANSWER is **B**", "B"), ("**Answer:** B", "B"),
-    ("**Answer: B.**", "B"), ("Answer:\n\n  B\nas said", "B"),
-    ("Answer: B. nucleus", "B. nucleus"), ("Answer: 3.0 m/s.", "3.0 m/s"),
-    ("the answer is B because", "B because"), ("The correct option is B", "B"),
-    ("The right choice: **(B)**.", "(B)"), ("Correct choice:\nB", "B"),
-    ("The answer is A. No!\nThe correct option is B.", "B"),
-    ("The correct option is B or C", "B or C"),
-    ("An incorrect option is B", None), ("The option is B", None),
-    ("The correct option isn't B", None), ("The correct optional B", None),
-    ("not the right choice: B", None), ("The not correct option is B", None),
-    ("This is **not** the correct answer: B", None),
-    ("It isn\u2019t the right choice: B", None),
-    ("A non-correct option is B", None), ("NOT A RIGHT CHOICE: B", None),
-    ("Answer: A\nnot the right choice: B", "A"),
-    ("I see why not. The answer is B", "B"), ("If not A, the answer is B", "B"),
-    ("It is a knot; the answer is B", "B"),
-    (r"<think>\boxed{A}</think> Answer: B", "B"), (r"\boxed{}", ""),
-    ("<answer></answer>", ""), ("Answer:", ""), ("B", None), ("", None),
-    ("The answer isn't B", None), ("answer island", None),
-    ("It answers is", None), (r"<think>\boxed{B}", None),
-    (r"\boxed{B}</think>", None), (r"x</think><think>\boxed{B}", None),
-    ("<think>Answer: B", None), ("x</think><answer>B</answer><think>", None),
-    ("</answer>B<answer>", None),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("response, answer", cases("find"))
 def test_where_the_answer_is(response, answer):
   assert find(response) == answer
 
@@ -225,7 +199,7 @@ def test_mathematics_itself(text, gold, status):
 
 
 def test_every_line_of_the_corpus_is_judged_as_labelled():
-  corpus = pathlib.Path(__file__).parents[1] / "hostile" / "stem.jsonl"
+  corpus = HERE.parent / "hostile" / "stem.jsonl"
   for line in map(json.loads, corpus.read_text().splitlines()):
     gold = check_reference(line["gold"], choices := line["choices"])
     verdict = verify(line["response"], gold, choices=choices, jail=Near())
@@ -416,37 +390,7 @@ def test_formatting_does_not_matter(words):
 # Numbers with units.
 
 
-@pytest.mark.parametrize(
-  "text, value, step, unit",
-  [
-    ("5", "5", "0", {}), ("-5", "-5", "0", {}), ("+1,234", "1234", "0", {}),
-    ("1,234.50", "1234.5", "0.01", {}), (".5", "0.5", "0.1", {}),
-    ("2.0", "2", "0.1", {}), ("3/4", "0.75", "0", {}),
-    (r"-\frac{3}{4}", "-0.75", "0", {}),
-    (r"3.0 \times 10^{8}", "300000000", "10000000", {}),
-    ("3×10⁸", "300000000", "100000000", {}),
-    ("1.6e-2", "0.016", "0.001", {}), (r"10^{-3}", "0.001", "0", {}),
-    ("5 m/s", "5", "0", {"m": 1, "s": -1}),
-    ("5 m s^-1", "5", "0", {"m": 1, "s": -1}),
-    ("5 meters per second", "5", "0", {"m": 1, "s": -1}),
-    (r"9.8\,\mathrm{m/s^2}", "9.8", "0.1", {"m": 1, "s": -2}),
-    ("9.8 m/s²", "9.8", "0.1", {"m": 1, "s": -2}),
-    ("8.314 J/(mol K)", "8.314", "0.001", {"J": 1, "mol": -1, "K": -1}),
-    ("8.314 J/mol·K", "8.314", "0.001", {"J": 1, "mol": -1, "K": -1}),
-    ("25 °C", "25", "0", {"°C": 1}),
-    ("25 degrees Celsius", "25", "0", {"°C": 1}),
-    (r"30^\circ", "30", "0", {"°": 1}),
-    (r"50\%", "50", "0", {"%": 1}), ("2 kilojoules", "2", "0", {"kJ": 1}),
-    ("2 kJ", "2", "0", {"kJ": 1}),
-    ("4 µm", "4", "0", {"μm": 1}),
-    ("4 Ohms", "4", "0", {"Ω": 1}),
-    ("v = 5 m", "5", "0", {"m": 1}), ("pH 7.4", "7.4", "0.1", {}),
-    ("pH of about 7.4", "7.4", "0.1", {}), ("pH = 7.4", "7.4", "0.1", {}),
-    ("≈ 5.3 kg", "5.3", "0.1", {"kg": 1}),
-    ("about 7 min", "7", "0", {"min": 1}), ("6 m/m", "6", "0", {}),
-    ("5 million", "5", "0", {"million": 1}),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, value, step, unit", cases("quantity"))
 def test_quantities_by_hand(text, value, step, unit):
   quantity = read_quantity(text)
   assert quantity is not None
@@ -470,33 +414,9 @@ def test_what_is_no_quantity(text):
   assert not same_quantity("5", text)
 
 
-@pytest.mark.parametrize(
-  "gold, right, wrong",
-  [
-    ("5", ["5", "5.0", "10/2", "5 m", "x = 5"], ["5.001", "-5", "5 apples"]),
-    ("9.8", ["9.8", "9.81", "9.75", "9.85"], ["9.7", "9.9", "10", "9"]),
-    ("0.5", ["0.5", "0.503", "1/2"], ["0.46", "0.54", "0.506"]),  # 1 % at most
-    ("1.23456", ["1.234", "1.2352", "1.23"], ["1.22", "1.247"]),
-    ("6.02e23", ["6.022 × 10^23", r"6.02\times10^{23}"], ["6.1e23", "6.02e22"]),
-    ("0.0", ["0", "0.00"], ["0.01", "1e-9"]),
-    ("-1.6e-19 C", ["-1.602e-19 C", "-1.6e-19"], ["1.6e-19 C", "-1.6e-19 V"]),
-    ("5 km", ["5", "5 km", "5 kilometers"], ["5000 m", "5 m", "5 apples"]),
-    ("4 MeV", ["4 MeV", "4"], ["4 meV", "4 eV", "4 keV"]),
-    ("3 mW", ["3 mW", "3 milliwatts"], ["3 MW"]),
-    ("50%", ["50 %", "50 percent", "50"], ["0.5", "5%"]),
-    ("5 million", ["5 million"], ["5", "5 billion", "5000000"]),
-    ("3d", ["3d"], ["3", "3p", "4d"]),
-    ("5 m/s", ["5 m s^{-1}", "5 m/s", "5"], ["5 m/s^2", "5 m s", "5 s/m"]),
-    ("pH 7.4", ["7.4", "pH = 7.4", "pH of 7.4"], ["7.4 M", "pH 7.4 M",
-      "pOH=7.4", "pKa = 7.4", "pK_a=7.4", "x = 7.4"]),
-    ("pOH = 7.4", ["pOH = 7.4", "7.4"], ["pH 7.4", "pH = 7.4"]),
-    ("7.4 M", ["7.4 M", "7.4"], ["pH 7.4", "pH = 7.4", "pH 7.4 M"]),
-    ("7.4 m/s", ["7.4"], ["pH 7.4", r"\text{pH} = 7.4"]),
-    ("7 mol", ["7"], ["pH 7", "pH is 7"]),
-    ("1/3", ["1/3", r"\frac{1}{3}", "2/6"], ["0.333", "0.33"]),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("gold, right, wrong", cases("measurement"))
 def test_the_same_measurement(gold, right, wrong):
+  # A rounded gold allows 1 % at most: 0.5 is not 0.506.
   assert [text for text in right if not same_quantity(text, gold)] == []
   assert [text for text in wrong if same_quantity(text, gold)] == []
 

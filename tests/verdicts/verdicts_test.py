@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import pathlib
 import re
 import tomllib
@@ -30,12 +31,15 @@ RIGHT = {
     {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]}),
 }  # fmt: skip
 WRONG = {
-  "math": (r"so \boxed{\sqrt{8}}", {"answer": r"3\sqrt{2}"}),
+  "math": (r"so \boxed{\sqrt{18}}", RIGHT["math"][1]),
   "code": ("```python\nprint(2)\n```", RIGHT["code"][1]),
   "stem": (r"\boxed{A}", RIGHT["stem"][1]),
   "gym": ("no", PUZZLE),
   "instructions": ("one, two", RIGHT["instructions"][1]),
 }
+FIELDS = {name: fields for name, (_, fields) in RIGHT.items()}
+FIELDS["gym"] = {"entry": PUZZLE}
+HERE = pathlib.Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,17 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
   assert wrong.verdict.status == "fail", wrong
   share = 0.5 if domain == "code" else wrong.verdict.score
   assert right.verdict.score == 1.0 and wrong.verdict.score == share < 1.0
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_what_follows_the_thinking_is_judged(domain):
+  if domain == "code" and jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
+  parts = dict(right=f"\n{RIGHT[domain][0]}\n", wrong=f"\n{WRONG[domain][0]}\n")
+  for line in (HERE / "thinking.jsonl").read_text().splitlines():
+    case = json.loads(line)
+    said = verify(domain, case["response"].format(**parts), **FIELDS[domain])
+    assert said.status == case["want"], (case, said)
 
 
 def test_only_the_extra_brings_the_puzzles_and_their_compiler():

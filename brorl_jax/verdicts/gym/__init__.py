@@ -283,11 +283,11 @@ def verify(
 ) -> Verdict:
   """Scores a response to a puzzle.
 
-  The answer is the text of the last complete `<answer>...</answer>`, or else
-  the whole response, stripped. It passes if the check of the task accepts it or
-  the scorer of the task returns 1.0. For scorers that ignore extra text, there
-  must be none. "invalid" only if the verifier failed: the jail (default: this
-  thread's) did, or the scorer raises on the entry's own answer too.
+  The answer is the text of the last complete `<answer>...</answer>` after the
+  thinking, or else all of it, stripped. It passes if the check of the task
+  accepts it or its scorer returns 1.0. For scorers that ignore extra text,
+  there must be none. "invalid" only if the verifier failed: the jail (default:
+  this thread's) did, or the scorer raises on the entry's own answer too.
 
   `entry` is a reasoning-gym item: question, answer, metadata. Raises ValueError
   if it names no task, or one that cannot be scored.
@@ -301,8 +301,9 @@ def verify(
   oracle = entry.get("answer")
   if not isinstance(oracle, str):
     raise ValueError(f"entry.answer = {oracle!r} of task {name!r}; use a text")
-  answer = base.tagged(response)
-  answer = response.strip() if answer is None else answer
+  said = base.after_thinking(response)
+  answer = base.tagged(said)
+  answer = said.strip() if answer is None else answer
   if not answer:
     return judged("empty answer", answer)
   if fail := base.overlong(answer, LONGEST.get(name, MAX_ANSWER)):

@@ -327,9 +327,7 @@ def _survo(answer: str, entry: Entry) -> bool | str:
   puzzle = metadata["puzzle"]
   candidates = sorted(metadata["candidate_numbers"])
   rows = _rows(answer)
-  if not all(
-    re.fullmatch(r"(?a)\d{1,9}", word) for row in rows for word in row
-  ):
+  if not all(re.fullmatch(r"(?a)\d{1,9}", w) for row in rows for w in row):
     return "refused: not rows of numbers"
   grid = [[*map(int, row)] for row in rows]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:

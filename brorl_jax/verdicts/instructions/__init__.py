@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.instructions import if_library
 from brorl_jax.verdicts.sandbox import jail as jails
@@ -34,10 +34,7 @@ _BULLET = re.compile(r"^[^\S\n]*+(?:-|\*[^*\n])", re.MULTILINE)
 
 
 def verify(
-  response: str,
-  instructions: Sequence[Mapping[str, Any]],
-  *,
-  jail: Any = None,
+  response: str, instructions: Sequence[Mapping[str, Any]], *, jail: Any = None
 ) -> Verdict:
   """Scores a response by the share of instructions that it follows.
 
@@ -46,18 +43,17 @@ def verify(
        "kwargs": {"relation": "at least", "num_words": 300}},
       {"id": "punctuation:no_comma", "kwargs": {}}])
 
-  Only the text after the last "</think>" counts, stripped. If it is empty or
-  has an unclosed "<think>", the response follows no instruction, not even "no
+  Only the text after the thinking counts, stripped. If it is empty or the
+  thinking is not closed, the response follows no instruction, not even "no
   comma". The library's checkers run in `jail` (default: this thread's); where
   one is late or dies, the verdict is invalid. Raises ValueError if the response
   is not a text, or an instruction is wrong.
   """
   require_text(response)
   wanted = _read_all(instructions)
-  text = response.rpartition("</think>")[2].strip()
-  if not text or "<think>" in text:
-    reason = "unfinished thinking" if text else "empty response"
-    return judged(reason, text[:MAX_SHOWN])
+  if not (text := base.after_thinking(response).strip()):
+    thought = "nothing after the thinking" if response.strip() else ""
+    return judged(thought or "empty response", "")
   shown = text[:MAX_SHOWN]
   missed = []
   for kind, kwargs in wanted:
@@ -95,9 +91,7 @@ def _read_all(instructions: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def _read(i: int, item: Any) -> tuple[str, dict[str, Any]]:
   if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
-    raise ValueError(
-      f'instructions[{i}] = {item!r}; use an object with an "id"'
-    )
+    raise ValueError(f'instructions[{i}] = {item!r}; use an object with "id"')
   kind, kwargs = item["id"], item.get("kwargs") or {}
   where = f"instruction {kind!r}"
   if not isinstance(kwargs, Mapping):
@@ -124,9 +118,7 @@ def _arguments(
     if name not in wanted:
       every = f"use {', '.join(wanted) or 'none'}"
       remedy = did_you_mean(name, wanted, every, repr)
-      raise ValueError(
-        f"{where}: kwarg {name} = {value!r} is unknown; {remedy}"
-      )
+      raise ValueError(f"{where}: kwarg {name} = {value!r}: unknown; {remedy}")
   arguments = {}
   for name, read in wanted.items():
     if name not in given:
@@ -298,14 +290,11 @@ def _has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
 def _has_first_word(
   response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-  parts = response.split("\n\n")
-  written = sum(1 for part in parts if part.strip())
-  if written != num_paragraphs or nth_paragraph > written:
+  written = [part for part in response.split("\n\n") if part.strip()]
+  if len(written) != num_paragraphs or nth_paragraph > num_paragraphs:
     return False
-  words = parts[nth_paragraph - 1].split(maxsplit=1)
-  if not words:
-    return False
-  word = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'), maxsplit=1)
+  first = written[nth_paragraph - 1].split(maxsplit=1)[0]
+  word = re.split(r"[.,?!'\"]", first.lstrip("'").lstrip('"'), maxsplit=1)
   return word[0].lower() == first_word.lower()
 
 
@@ -486,13 +475,14 @@ def _instructions(value: Any) -> list[dict[str, Any]]:
     )
   for i, item in enumerate(value):
     field = f"instructions[{i}]"
-    if not isinstance(item, dict) or item.keys() != {"id", "kwargs"}:
+    if not isinstance(item, dict) or {*item, "kwargs"} != {"id", "kwargs"}:
       raise Refused(
         field, f"{show(item)}; use an object with id and kwargs only"
       )
     if not isinstance(item["id"], str):
       raise Refused(f"{field}.id", f"{type_of(item['id'])}; write it as text")
-    strict_json.mapping(item["kwargs"], f"{field}.kwargs")
+    if item.get("kwargs") is not None:
+      strict_json.mapping(item["kwargs"], f"{field}.kwargs")
   return value
 
 

@@ -11,9 +11,10 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+from brorl_jax.verdicts.base import after_thinking
+
 # White space around an answer; str.strip would also remove control characters.
 _SPACES = " \t\r\n"
-_END, _START = "</think>", "<think>"
 # An escaped character (`\{`, `\\`) is one item, so its brace does not count.
 _ITEM = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 # Nested boxes to remove; more are refused later.
@@ -21,16 +22,13 @@ _MAX_NESTED = 4
 
 
 def boxed(response: str) -> str | None:
-  r"""What stands in the last complete `\boxed{...}` after the last `</think>`.
+  r"""What stands in the last complete `\boxed{...}` after the thinking.
 
-  A `<think>` after that, or with no `</think>` at all, is still open, so there
-  is no answer yet. Of boxes in boxes the outer one is the answer;
-  `\boxed{\boxed{6}}` says 6. A box that is never closed is none, so what came
-  before it counts; `\boxed 6`, `\fbox{6}` and an answer without a box are none.
+  Of boxes in boxes the outer one is the answer; `\boxed{\boxed{6}}` says 6. A
+  box that is never closed is none, so what came before it counts; `\boxed 6`,
+  `\fbox{6}` and an answer without a box are none.
   """
-  tail = response.rpartition(_END)[2]
-  if _START in tail:
-    return None
+  tail = after_thinking(response)
   answer = None
   for opening, start, end in _pairs(tail):
     if len(opening) > 1:

@@ -47,12 +47,7 @@ from brorl_jax.verdicts.sandbox import codec, library_calls, seccomp_landlock
 from brorl_jax.verdicts.sandbox.library_calls import isolation_error
 from brorl_jax.verdicts.sandbox.process import Failed
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
-from brorl_jax.verdicts.sandbox.zygote import (
-  NOBODY,
-  JobResult,
-  Zygote,
-  as_jail,
-)
+from brorl_jax.verdicts.sandbox.zygote import NOBODY, JobResult, Zygote, as_jail
 
 __all__ = ["Failed", "Jail", "isolation_error", "mine"]
 

@@ -101,6 +101,10 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   # `site` is not loaded, and many programs end with exit().
   for name in ("exit", "quit"):
     setattr(builtins, name, _sitebuiltins.Quitter(name, ""))
+  if hasattr(sys, "set_int_max_str_digits"):
+    sys.set_int_max_str_digits(0)  # the time of a test is limited
+  for forks in (False, True):
+    seccomp_landlock.calls_filter(forks, namespaces)
   gc.collect()
   gc.freeze()  # a collection in a program must not touch shared pages
   seccomp_landlock.adopt_orphans()

@@ -213,9 +213,15 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
 
 def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
   """Refuses unlisted system calls; OSError if the kernel cannot."""
-  install = _prepared(program(_machine(), forks=forks, threads=threads))
+  install = calls_filter(forks, threads)
   _prctl(_NO_NEW_PRIVS, 1)
   install()
+
+
+@functools.lru_cache(None)
+def calls_filter(forks: bool, threads: bool) -> Callable[[], None]:
+  """Installs `program`; who calls it before a fork spares the child .8 ms."""
+  return _prepared(program(_machine(), forks=forks, threads=threads))
 
 
 def fork_ban(*, threads: bool = True) -> Callable[[], None]:

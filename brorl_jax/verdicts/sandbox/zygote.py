@@ -271,8 +271,7 @@ def _next_frame(data: bytearray, at: int) -> tuple[Frame, int] | None:
 def _expected(frames: Sequence[Frame]) -> list[Frame]:
   """The frames before the first that is out of order."""
   in_order = itertools.takewhile(
-    lambda pair: pair[1].index in (jail_main.BEFORE, pair[0]),
-    enumerate(frames),
+    lambda pair: pair[1].index in (jail_main.BEFORE, pair[0]), enumerate(frames)
   )
   return [frame for _, frame in in_order]
 

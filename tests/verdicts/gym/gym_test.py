@@ -431,11 +431,9 @@ def test_a_puzzle_depends_on_its_generator_seed_alone(family, drawn):
   # The seeds come from the layout: circuit_logic reports another source_index.
   for index in (3, 1):
     seeds = range(index * 1024, (index + 1) * 1024)
-    own = next(
-      g for g in seeds if not held_out(family, fresh(g, 0)["question"])
-    )
+    g = next(i for i in seeds if not held_out(family, fresh(i, 0)["question"]))
     for item in (0, 3):
-      twin = fresh(own, item)
+      twin = fresh(g, item)
       p = drawn[family.name][index]
       assert twin["question"] == p.question
       assert twin["answer"] == p.entry["answer"]

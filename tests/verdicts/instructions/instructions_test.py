@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pathlib
 import random
 
 import pytest
@@ -25,110 +26,19 @@ from brorl_jax.verdicts.sandbox import jail as jails
 
 few = settings(max_examples=30)
 
-AT_LEAST, LESS, AT_MOST = "at least", "less than", "at most"
+AT_LEAST, LESS = "at least", "less than"
 
 
 def followed(kind, text, **kwargs):
   return BUILT_IN[kind].followed(text, **kwargs)
 
 
-# (kind, arguments, texts that follow it, texts that do not)
+# A kind, its arguments, texts that follow it and texts that do not.
+# Keywords are counted without overlap: aaa has one aa.
+TABLE = pathlib.Path(__file__).parent / "by_hand.jsonl"
 BY_HAND = [
-  ("keywords:existence", {"keywords": ["Cat", "C++ (new)"]},
-    ["a CAT in c++ (NEW)", "concatenate C++ (new)"], ["", "cat", "c++ (new)",
-    "cat cc+ new"]),
-  ("keywords:frequency", {"keyword": "a.b", "frequency": 2,
-    "relation": AT_LEAST}, ["a.b a.b", "A.Ba.b", "xa.by a.b a.b"], ["", "a.b",
-    "axb axb", "a.b.b"]),
-  (
-    "keywords:frequency",
-    {"keyword": "aa", "frequency": 2, "relation": LESS},
-    ["", "aa", "aaa"],  # without overlap
-    ["aaaa", "aa AA"],
-  ),
-  ("keywords:frequency", {"keyword": "x", "frequency": 1, "relation": AT_MOST},
-    ["", "x", "X"], ["xx"]),
-  ("keywords:forbidden_words", {"forbidden_words": ["art", "C++", "no way"]},
-    ["", "start artist art_1 arts", "no  way", "C+"], ["art", "Modern ART.",
-    "an (art)", "in C++,", "C++11", "No way!"]),
-  ("keywords:letter_frequency", {"letter": "E", "let_frequency": 2,
-    "let_relation": AT_LEAST}, ["ee", "eE", "there"], ["", "e", "é è"]),
-  ("keywords:letter_frequency", {"letter": "#", "let_frequency": 1,
-    "let_relation": LESS}, ["abc"], ["# Title"]),
-  ("length_constraints:number_words", {"num_words": 3, "relation": AT_LEAST},
-    ["one two three", "don't stop", "a-b-c", "x_y 1 é"], ["", "one two",
-    "- - -", "x_y_z"]),
-  ("length_constraints:number_words", {"num_words": 3, "relation": LESS}, ["",
-    "one two"], ["one two three"]),
-  ("length_constraints:number_sentences", {"num_sentences": 2,
-    "relation": AT_LEAST}, ["One. Two.", "One. two? three"], ["One", "Mr. One",
-    ". . . ."]),
-  ("length_constraints:number_sentences", {"num_sentences": 2,
-    "relation": LESS}, ["One", "Mr. One"], ["One. Two."]),
-  ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, ["a***b",
-    "a\n***\nb", "***a***b***", "a *** b ***\n"], ["", "a", "a***b***c",
-    "a****** b", "a\n\nb", "***a"]),
-  (
-    "length_constraints:nth_paragraph_first_word",
-    {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
-    ["One.\n\nthen two", 'One.\n\n  "THEN," two', "One\n\n'then. x"],
-    [
-      "",
-      "Then\n\nOne",
-      "One\nthen",
-      "One\n\nthens",
-      "One\n\nthen\n\nthree",
-      "One\n\n\n\nthen",  # the second of these paragraphs is empty
-      "One\n\n*then*",
-    ],
-  ),
-  ("detectable_content:number_placeholders", {"num_placeholders": 2},
-    ["[a] [b]", "[] []", "[[a] [b]", "[a]\n[b]", "[a](x)[b]"], ["", "[a]",
-    "[a [b]", "[a\n] [b]", "]a[ [b]"]),
-  ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["x\nP.S. y",
-    "p. s. y", "P.P.S. z"], ["", "PS y", "P.S y"]),
-  ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["P.P.S y",
-    "p. p. s. y"], ["P.S. y", "PPS"]),
-  ("detectable_content:postscript", {"postscript_marker": "N.B. (end)"},
-    ["x n.b. (END) y"], ["NxB. (end)", "N.B. end"]),
-  ("detectable_format:number_bullet_lists", {"num_bullets": 2}, ["* a\n* b",
-    "- a\n  - b", "*a\n-b", "x\n\n* a\n\n\n * b", "---\n* a"], ["", "* a",
-    "**a**\n* b", "* a\n* b\n* c", "* a\n*", "x * a\n* b"]),
-  ("detectable_format:constrained_response", {}, ["My answer is yes.",
-    "  Well. My answer is maybe. "], ["", "yes", "my answer is no.",
-    "My answer is yes. My answer is no."]),
-  ("detectable_format:number_highlighted_sections", {"num_highlights": 2},
-    ["*a* *b*", "**a** x **b**", "*a* **b**", "***a***", "*a*\n*b*"], ["",
-    "*a*", "* * * *", "** ** ****", "*a\n* b*", "a * b"]),
-  ("detectable_format:multiple_sections", {"section_spliter": "Part.",
-    "num_sections": 2}, ["Part. 1\nx\nPart. 2", "Part.1 Part.22",
-    "Part. 1 Part. 1"], ["", "Part. 1", "part. 1 part. 2", "Parts 1 Parts 2",
-    "Part. I Part. II"]),
-  ("detectable_format:json_format", {}, ["{}", " [1, 2.5, null] ", '"x"',
-    '```json\n{"a": [1]}\n```', "```JSON{}```", "```\n[]```", "7"], ["",
-    "{a: 1}", "{} {}", "Here: {}", "```json {}``` x", "['a']", "{"]),
-  ("detectable_format:title", {}, ["<<a>>", "x <<a b>> y", "<<\n<<a>>",
-    "<<<a>>", "<<a>> >>"], ["", "<<>>", "<< >>", "<<a\n>>", "<a>", ">>a<<",
-    "<<<>>>"]),
-  ("combination:two_responses", {}, ["a******b", "******a******b******",
-    "a\n******\nb"], ["", "a", "a****** a", "a******b******c", "a************b",
-    "a***b"]),
-  ("combination:repeat_prompt", {"prompt_to_repeat": "Say (this)."},
-    ["say (THIS). Done.", "  Say (this)."], ["", "Now: Say (this).",
-    "Say this."]),
-  ("startend:end_checker", {"end_phrase": "Bye."}, ["x bye.", 'He said "BYE."',
-    "Bye.  "], ["", "Bye. x", "Bye", "bye.*"]),
-  ("startend:quotation", {}, ['"a"', ' "a" b" '], ["", '"', '"a', "'a'",
-    "“a”"]),
-  ("change_case:capital_word_frequency", {"capital_frequency": 2,
-    "capital_relation": AT_LEAST}, ["A NASA probe", "WELL-KNOWN FACT", "I AM"],
-    ["", "NASA", "WELL-KNOWN", "Nasa Esa", "1 2"]),
-  ("change_case:english_capital", {}, ["WHAT IS IT?", "A1"], ["", "What", "123",
-    "ПРИВЕТ", "WHAT is"]),
-  ("change_case:english_lowercase", {}, ["what is it?", "a1"], ["", "What",
-    "123", "привет", "WHAT"]),
-  ("punctuation:no_comma", {}, ["", "a; b", "1.000"], [",", "a, b"]),
-]  # fmt: skip
+  [*json.loads(line).values()] for line in TABLE.read_text().splitlines()
+]
 
 
 @pytest.mark.parametrize("kind, kwargs, good, bad", BY_HAND)
@@ -446,12 +356,8 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   "response, instruction, reason",
   [
     ("", NO_COMMA, "empty response"), ("  \n", NO_COMMA, "empty response"),
-    ("a, b</think>", NO_COMMA, "empty response"),
-    ("<think>a, b</think>\n\nNo more", NO_COMMA, ""),
-    ("x</think>y</think>a, b", NO_COMMA, "not followed: punctuation:no_comma"),
-    ("<<a>></think>b", TITLE, "not followed: detectable_format:title"),
-    ("<think> <<a>>", TITLE, "unfinished thinking"),
-    ("a</think><think>b", NO_COMMA, "unfinished thinking"),
+    ("a, b</think>", NO_COMMA, "nothing after the thinking"),
+    ("<think> <<a>>", TITLE, "nothing after the thinking"),
     # White space around the answer is no paragraph.
     ("...</think>\n\nSo it is.", FIRST, ""),
   ],
