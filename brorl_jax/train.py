@@ -11,13 +11,8 @@ import jax
 import numpy as np
 from jaxtyping import Bool, PyTree
 
-from brorl_jax.rollout.dynamic_sampling import (
-  Feed,
-  RoundPlan,
-  SampledGroups,
-  collect,
-  expected_pass_rates,
-)
+from brorl_jax.rollout import dynamic_sampling
+from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
 from brorl_jax.runs import clock, metrics, run_state
 from brorl_jax.types import (
   Credit,
@@ -37,14 +32,15 @@ class Stages(NamedTuple):
   """The stages of a step as functions; main/train.py makes them."""
 
   target: int  # number of groups to train on
-  plan: RoundPlan  # how many rollouts each candidate gets
+  plan: dynamic_sampling.RoundPlan  # how many rollouts each candidate gets
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
   candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
   rollouts: Callable[
-    [PyTree, Feed, jax.Array], Iterator[tuple[Prompts, Rollouts]]
+    [PyTree, dynamic_sampling.Feed, jax.Array],
+    Iterator[tuple[Prompts, Rollouts]],
   ]  # to the host
   scores: Callable[[int, Prompts, Rollouts], Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
@@ -312,7 +308,7 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
     rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
-  expected = expected_pass_rates(groups)
+  expected = dynamic_sampling.expected_pass_rates(groups)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)
