@@ -180,8 +180,7 @@ def train(
     started, stages = clock.now(), make_stages(step)
     save = step % save_every == 0 or step == steps or stop
 
-    # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until
-    # enough groups have a gradient.
+    # Stages 1 to 3: prompts, rollouts, rewards, until enough have a gradient.
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
     kept = sampled.kept_groups(stages.least)

@@ -287,8 +287,7 @@ class Recorder:
     if not len(credit.advantage):
       kept, trained = drawn, {}
     out = kept.rollouts
-    # Without padding, one response behind the other: 128 x 512 of 15,360 tokens
-    # would be 9 GB.
+    # Without padding: 128 x 512 responses of 15,360 tokens would be 9 GB.
     arrays = {
       "prompt": kept.prompts.tokens,
       "prompt_mask": kept.prompts.mask,

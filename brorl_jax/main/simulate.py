@@ -40,8 +40,7 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
   with folder.hold(workdir):
     progress = metrics.Progress(after=0, steps=len(plan), unit="run")
     for i, (name, optimizer, n) in enumerate(plan, 1):
-      # In float32, a step of gradient descent would be a few roundings of a
-      # logit of 3.
+      # In float32, a gradient step would be a few roundings of a logit of 3.
       with jax.enable_x64(name == "sgd"):
         results.append(one := sweep(c, name, optimizer, n))
       first, *_, last = one["correct_mass"]

@@ -459,9 +459,7 @@ def _layout(c: Warmup) -> PairLayout:
 
 
 def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
-  """Token ids of pairs, as in RL. Raises ValueError for one that is too long,
-  which data.skip_bad leaves out.
-  """
+  """Token ids, as in RL; ValueError for a long pair unless data.skip_bad."""
   c, text, layout = this.config.data, this.text, _layout(this.config)
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):

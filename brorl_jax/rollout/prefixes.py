@@ -31,8 +31,7 @@ from brorl_jax.types import Prompts, Rollouts
 # Tokens of a response, at most. Copying the pages of 512 rows of 6 x 256 takes
 # 5 % of a step if they have 16 columns, and 20 % with 64.
 _MOST_TOKENS = 16
-# Rows of a device that decode together: fewer leave a CPU's products slow, more
-# are idle more often.
+# Rows of a device that decode together: fewer are slow, more idle more often.
 _ROWS = 256
 # Prompts of a device at a time, at most: with more of them each has few rows,
 # and all wait for the one with most prefixes.

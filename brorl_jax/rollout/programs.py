@@ -426,8 +426,7 @@ def resize(
     busy = state.rollout < none
 
     def chosen(keep, count):  # an index out of bounds is a new, idle one
-      # Stable, so that the kept ones stay in order and results do not depend
-      # on the sizes before.
+      # Stable, so that results do not depend on the sizes before.
       order = jnp.argsort(~keep, axis=-1, stable=True)[..., :count]
       spare = [(0, 0)] * (keep.ndim - 1) + [(0, count - order.shape[-1])]
       return jnp.pad(order, spare, constant_values=max(keep.shape))

@@ -452,8 +452,7 @@ def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
       started=jnp.where(done, state.started - started, state.started),
     )
 
-  # A loop, since the next prompt may be done too: all of its rollouts may have
-  # ended with their first token.
+  # A loop: all rollouts of the next prompt may have ended at their first token.
   return jax.lax.while_loop(moves, move, state)
 
 

@@ -22,8 +22,7 @@ The program runs in a jail (sandbox/). Expected values never enter it; the
 comparison (`same_output`, or sandbox/codec.py for values) happens outside. Each
 test has `Limits.test_s` CPU seconds, or the `time_limit` of its example; all
 tests together `Limits.total_s`. If the time is exceeded or the run ends
-otherwise, the score is 0. If only the process of one test is killed, that test
-fails.
+otherwise, the score is 0; if only one test's process is killed, it fails.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ def verify(
 ) -> base.Verdict:
   """Runs a program on every test; for `tests` see the module.
 
-  "pass" if every test passes, else "fail" with the share that passes;
-  "invalid" if there is no jail or it failed. Raises ValueError if the tests are
-  malformed.
+  "pass" if every test passes, else "fail" with the share that passes; "invalid"
+  if the jail failed. ValueError if the tests are malformed.
   """
   parsed = parse_tests(tests)
   if fail := base.overlong(program, MAX_PROGRAM):

@@ -14,8 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 Entry = Mapping[str, Any]
-# Whether an answer is right, or the reason why it is not. A check raises only
-# if the entry is damaged.
+# Whether an answer is right, or why not; raises only if the entry is damaged.
 Check = Callable[[str, Entry], bool | str]
 
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -17,8 +17,7 @@ it answers.
 `JobClock` has time limits that do not depend on the load of the machine. A job
 has seconds of CPU time, not of wall time. It may sleep for equally long. Sleep
 is the time in which its processes neither run nor wait for a CPU, according to
-the kernel's scheduler. Without such data all time that is not CPU time counts
-as sleep.
+the kernel's scheduler. Without such data all other time counts as sleep.
 """
 
 from __future__ import annotations

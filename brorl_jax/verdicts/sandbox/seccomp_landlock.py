@@ -269,9 +269,8 @@ def _prepared(code: Sequence[Instruction]) -> Callable[[], None]:
 # and honest programs make are allowed. A few dozen that only attacks make kill
 # the process. All others fail with an error that programs handle.
 
-# Calls as name:x86-64:aarch64; "-" if aarch64 lacks the call, because a later
-# one replaced it. Numbers from asm/unistd_64.h and asm-generic/unistd.h of
-# Linux.
+# Calls as name:x86-64:aarch64; "-" if aarch64 lacks the call, as a later one
+# replaced it. Numbers from asm/unistd_64.h and asm-generic/unistd.h of Linux.
 
 
 class Architecture(NamedTuple):
