@@ -46,8 +46,7 @@ class Stages(NamedTuple):
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
   advantages: Callable[[Groups, RunState], Credit]
   update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
-  # Run state, metrics, what was sampled, and the update -> the run state, and
-  # what it says of the step.
+  # Run state, metrics, samples, update -> run state, what it says of the step
   guard: Callable[
     [RunState, Mapping[str, Any], SampledGroups, Updated],
     tuple[RunState, Judgement],

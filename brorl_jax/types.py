@@ -48,9 +48,7 @@ class Rollouts:
     return self.mask[:, :, 0]
 
   def slot_occupancy(self) -> float:
-    """Tokens per slot-step (the prefill wrote one); above 1 where rollouts
-    that begin alike share a row.
-    """
+    """Tokens per slot-step (the prefill wrote one); above 1 in shared rows."""
     written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 

@@ -441,8 +441,7 @@ def _tree_batch(
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
   """The groups of each minibatch: [minibatches, groups / minibatches].
 
-  Groups are shuffled by the seed and stay whole, so a group's advantages, which
-  sum to 0, are in one update.
+  Groups are shuffled by the seed and stay whole: their advantages sum to 0.
   """
   order = np.random.default_rng(list(seed)).permutation(groups)
   # With one minibatch this is 0, 1, ...: sums keep their order and rounding.

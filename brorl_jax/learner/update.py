@@ -30,8 +30,7 @@ from brorl_jax.types import Batch, Groups, State
 
 def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
   """Gradient and statistics of no microbatch: the start of a sum."""
-  # float32, whatever the parameters are: in bfloat16 a sum stops growing when
-  # it is 256 times what is added.
+  # In float32: in bfloat16 a sum stops growing at 256 times what is added.
   zeros = lambda x: jnp.zeros_like(x, jnp.float32)
   return jax.tree.map(zeros, params), Stats.zero(params)
 
@@ -150,8 +149,7 @@ def _apply(
   params = optax.apply_updates(state.params, updates)
   params = jax.tree.map(keep, params, state.params)
   opt = jax.tree.map(keep, opt, state.opt)
-  # A finite gradient can still give parameters that are not finite: b2 = 0 and
-  # eps = 0 divide by 0 where a gradient is 0.
+  # A finite gradient is not enough: b2 = eps = 0 divide by 0 where one is 0.
   finite = keep(all_finite(params), stats.finite)
   stats = dataclasses.replace(stats, finite=finite, skipped=~usable)
   if watch is not None:

@@ -434,9 +434,7 @@ def visits(
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
-  """The first right and wrong response with prompt and verdict, as text; of
-  each part at most `most` characters.
-  """
+  """The first right and wrong response, at most `most` characters a part."""
   shown = []
   for passed in (True, False):
     some = [x for x in found if "response" in x and x["pass"] == passed]

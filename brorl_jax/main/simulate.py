@@ -82,9 +82,7 @@ def rules(c: Any) -> Iterator[Rule]:
 
 
 def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
-  """Curves for one N: means over seeds; for the drop, the worst seed. Raises
-  UserError if a value is not finite.
-  """
+  """Curves of one N: means over seeds, the worst drop; all must be finite."""
   start = time.monotonic()
   same = "steps", "vocab", "correct", "seeding", "anchor", "centred"
   simulate_key = functools.partial(

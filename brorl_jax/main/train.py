@@ -293,9 +293,7 @@ def decisions(
   functions: Mapping[str, Any],
   source: pathlib.Path,
 ) -> dict[str, Any]:
-  """What decides the numbers of a run, which must be the same everywhere: of
-  the weights in `source` the sizes.
-  """
+  """What must be the same in all processes; of weights the sizes."""
   policy, code = hashlib.sha256(), hashlib.sha256()
   for path in sorted(source.iterdir()):
     if path.suffix == ".json":

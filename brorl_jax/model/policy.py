@@ -82,9 +82,7 @@ class Policy(PolicySpec):
   def logits(
     self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
   ) -> Float[Array, "B T V"]:
-    """Next-token logits at every position that is real by the mask. Rows are
-    padded on the left or on the right.
-    """
+    """Next-token logits where `mask` is True; rows padded on either side."""
     hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
     return layers.head(self, params, hidden[:, 0])
 

@@ -167,8 +167,7 @@ def shrunk(
 
 def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
   """At most `count` numbers from `most` to `least` in equal ratios of about
-  `ratio`, or more if that would be too many; above 8 they are multiples of
-  4.
+  `ratio`, or more if that would be too many; above 8 they are multiples of 4.
   """
   if most == least:
     return [least]
@@ -253,6 +252,8 @@ def sample(
 ) -> Rollouts:
   """N rollouts of each prompt: tokens, log-probabilities, masks [P,N,T].
 
+  Raises ValueError, with the value, if an argument is out of range.
+
   Args:
     prompts: Token ids, at least one per prompt. They are padded to a power of
       two, so that few lengths are compiled. Another number of prompts, n or
@@ -265,9 +266,6 @@ def sample(
     lanes: Prompts that decode at the same time. None: all, on a CPU at most
       128.
     mesh: From `meshes`; one device if None.
-
-  Raises:
-    ValueError: An argument is out of range; the message has its value.
   """
   # A pool has room for what it holds; pages are as long for all rows.
   most = _ROWS if not policy.pool_columns else len(prompts) * n

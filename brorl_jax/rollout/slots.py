@@ -188,8 +188,7 @@ def on_devices(
     in_specs=written(in_specs),
     out_specs=written(out_specs),
     axis_names={*meshes.ROWS},
-    # The check would refuse a loop whose state starts equal on all devices and
-    # then differs.
+    # The check refuses a loop whose state is equal at first and then differs.
     check_vma=False,
   )
 

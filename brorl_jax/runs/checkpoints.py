@@ -97,8 +97,7 @@ class Store:
     state = jax.tree.map(_own_copy, state)
     record: dict[str, Any] = {"ledger": progress}
     record |= {} if score is None else {"score": score}
-    # Digests are of what the loop holds, not of what is on disk: a write that
-    # goes wrong is found too.
+    # Digests are of what the loop holds, not the disk: bad writes show too.
     record |= {"run": self._run, "leaves": intact.describe(state)}
     extra = intact.sealed(record | {"digest": intact.digest(state)})
     with self._one_line_errors(step):

@@ -21,8 +21,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 
-# Arithmetic without executing it. The library passes such answers to
-# sympy.parse_expr, which evaluates Python.
+# Arithmetic without executing it, unlike the library's sympy.parse_expr.
 
 
 def value(text: str) -> Fraction | None:
