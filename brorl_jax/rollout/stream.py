@@ -341,7 +341,7 @@ def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
 
   def admit(logits, queue, state, chunks, at, key):
     P = queue.sizes[0]
-    # A lane that still names a finished prompt would mix up their rollouts.
+    # A lane still naming a finished prompt would take the new one's rollouts.
     state = slots.shift(state, queue)
     fresh, first = programs.queued(spec, logits[chunks.row], chunks, key)
     # Row P is the prompt without rollouts, so P + 1 is the first index that is
