@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "sample", "verify"]
 
-# Loaded when they are used: jax takes seconds, and a worker of the verifiers
-# imports this package without it.
+# Loaded when used: jax takes seconds, and verifiers import this without it.
 _WHERE = {
   "load": "brorl_jax.main.sample",
   "sample": "brorl_jax.rollout.sampler",

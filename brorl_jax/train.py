@@ -11,13 +11,8 @@ import jax
 import numpy as np
 from jaxtyping import Bool, PyTree
 
-from brorl_jax.rollout.dynamic_sampling import (
-  Feed,
-  RoundPlan,
-  SampledGroups,
-  collect,
-  expected_pass_rates,
-)
+from brorl_jax.rollout import dynamic_sampling
+from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
 from brorl_jax.runs import clock, metrics, run_state
 from brorl_jax.types import (
   Credit,
@@ -37,21 +32,21 @@ class Stages(NamedTuple):
   """The stages of a step as functions; main/train.py makes them."""
 
   target: int  # number of groups to train on
-  plan: RoundPlan  # how many rollouts each candidate gets
+  plan: dynamic_sampling.RoundPlan  # how many rollouts each candidate gets
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
   candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
   rollouts: Callable[
-    [PyTree, Feed, jax.Array], Iterator[tuple[Prompts, Rollouts]]
+    [PyTree, dynamic_sampling.Feed, jax.Array],
+    Iterator[tuple[Prompts, Rollouts]],
   ]  # to the host
   scores: Callable[[int, Prompts, Rollouts], Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
   advantages: Callable[[Groups, RunState], Credit]
   update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
-  # Run state, metrics, what was sampled, and the update -> the run state, and
-  # what it says of the step.
+  # Run state, metrics, samples, update -> run state, what it says of the step
   guard: Callable[
     [RunState, Mapping[str, Any], SampledGroups, Updated],
     tuple[RunState, Judgement],
@@ -184,8 +179,7 @@ def train(
     started, stages = clock.now(), make_stages(step)
     save = step % save_every == 0 or step == steps or stop
 
-    # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until
-    # enough groups have a gradient.
+    # Stages 1 to 3: prompts, rollouts, rewards, until enough have a gradient.
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
     kept = sampled.kept_groups(stages.least)
@@ -312,7 +306,7 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
     rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
-  expected = expected_pass_rates(groups)
+  expected = dynamic_sampling.expected_pass_rates(groups)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)

@@ -32,9 +32,7 @@ class Prompts:
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-  """N responses to each prompt, right-padded; where a prompt has fewer, empty
-  places follow, see `drawn`.
-  """
+  """N responses per prompt, right-padded; empty places follow, see `drawn`."""
 
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
@@ -50,9 +48,7 @@ class Rollouts:
     return self.mask[:, :, 0]
 
   def slot_occupancy(self) -> float:
-    """Tokens per slot-step (the prefill wrote one); above 1 where rollouts
-    that begin alike share a row.
-    """
+    """Tokens per slot-step (the prefill wrote one); above 1 in shared rows."""
     written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
@@ -167,9 +163,7 @@ class Judgement(NamedTuple):
 
 
 class Trees(NamedTuple):
-  """Rows of tokens that hold trees, see learner/packing.py: token i sees token
-  j if j <= i < end[j].
-  """
+  """Rows of trees (learner/packing.py): token i sees j if j <= i < end[j]."""
 
   token: Int[Array, "*C P Q"]
   # One behind the last descendant of a token; 0 marks padding.
@@ -185,8 +179,7 @@ class Batch:
   """Part of a minibatch: C microbatches of P blocks of M rows of one prompt.
 
   A group of N rollouts takes as many blocks as it needs; with `trees` a block
-  has rollouts of several prompts. Without the leading axis C, it is one
-  microbatch.
+  has rollouts of several prompts. Without axis C it is one microbatch.
   """
 
   prompt: Int[Array, "*C P S"]  # S = 0 if the prompts are in `trees`

@@ -88,9 +88,7 @@ class Section:
     yield from ()
 
   def at_least(self, least: int, *names: str, zero: str = "") -> Iterator[Rule]:
-    """The rule that each of these fields is at least `least`; `zero` says what
-    0 means, where it means something else.
-    """
+    """Rules that fields are at least `least`; `zero` says what 0 means."""
     must = f"at least {least}" if least else "0 or positive"
     for name in names:
       good = getattr(self, name) >= least

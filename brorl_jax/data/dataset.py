@@ -34,16 +34,14 @@ fields as columns; null means that the field is missing. The fields:
 
 `Form.names` maps fields to other column names. Other columns become
 `Example.columns`, which built-in verifiers do not see. A column that looks like
-a misspelt optional field is refused, and so is an optional field of another
-domain. Prompts must not contain control tokens of chat templates or invisible
-characters.
+a misspelt optional field is refused, and an optional field of another domain.
+Prompts may not hold control tokens of templates or invisible characters.
 
 Every reference answer is run through its verifier when the file is read. A math
 answer must equal itself and nothing trivial. Choices and short answers must be
 readable. Tests must expect some output and not contradict each other.
 Instructions must be known, with their arguments. A puzzle's answer must pass.
-Not detected: instructions that contradict each other, and checks that accept
-every program.
+Not detected: contradictory instructions, and checks that accept any program.
 
 The entry of an `Example` is, for math {"answer"}; stem {"answer"} and optional
 "choices"; code {"tests"} and optional "time_limit"; instructions

@@ -71,8 +71,7 @@ class File:
   """A file of records."""
 
   path: str
-  # Default "source" of its examples: its name without the ending, or the name
-  # of its folder or data set.
+  # Default "source" of its examples: its name, or that of its folder or set.
   source: str
 
 

@@ -224,8 +224,7 @@ def _domain(
 ) -> tuple[Domain, bool]:
   """The domain of a record, and whether it is the config's default.
 
-  A line that names none of ours was not written for this format: its unknown
-  fields are columns.
+  Unknown fields of a line that names none of ours are columns.
   """
   if form.sole is not None:
     return form.sole, False

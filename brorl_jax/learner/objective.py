@@ -38,8 +38,7 @@ class Stats:
   logp_gap: Mean  # |trainer - sampler| in nats; rounding, before any update
   logp_gap_max: Float[Array, ""]
   grad_norm: Float[Array, ""]  # before clipping
-  # In tree order: of the gradient if the update was skipped, else of the new
-  # parameters.
+  # In tree order: of the gradient if skipped, else of the new parameters.
   finite: Bool[Array, " leaves"]
   skipped: Bool[Array, ""]  # the update changed nothing; see update._apply
   watched: Float[Array, ""]  # first-order change of `watch`; 0 without it

@@ -219,8 +219,7 @@ def _block_batch(
   out = source.empty(rows, M, length)
   out["prompt"] = np.zeros((rows, S), np.int32)
   out["prompt_mask"] = np.zeros((rows, S), bool)
-  # A block of padding still needs one real prompt token: attention over no key
-  # is 0 / 0.
+  # Padding still needs one real prompt token: attention over no key is 0 / 0.
   out["prompt_mask"][:, -1] = True
   for i, block in enumerate(blocks):
     out["prompt"][i] = source.prompts.tokens[block.prompt]
@@ -386,9 +385,7 @@ def room_of(tokens: int, length: int) -> tuple[int, int, int]:
 def plan_trees(
   source: Source, distinct: Distinct, shape: tuple[int, int]
 ) -> TreePlan:
-  """Puts trees into rows of a shape of `Layout.trees`, the largest first, each
-  where it first fits.
-  """
+  """Puts trees into rows of `Layout.trees`, largest first, where they fit."""
   each, tokens = shape
   room = room_of(tokens, source.rollouts.tokens.shape[2])
   found = list(trees(source, distinct, room))
@@ -444,12 +441,10 @@ def _tree_batch(
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
   """The groups of each minibatch: [minibatches, groups / minibatches].
 
-  Groups are shuffled by the seed and stay whole, so a group's advantages, which
-  sum to 0, are in one update.
+  Groups are shuffled by the seed and stay whole: their advantages sum to 0.
   """
   order = np.random.default_rng(list(seed)).permutation(groups)
-  # With one minibatch this is 0, 1, ... for every seed: sums keep their order,
-  # and so their rounding.
+  # With one minibatch this is 0, 1, ...: sums keep their order and rounding.
   return np.sort(order.reshape(minibatches, -1), axis=1)
 
 
@@ -482,8 +477,7 @@ def loss_scale(
   """
   if unit == "token" and mean == "token":
     return None
-  # In float64, rounded once: 65,536 rollouts of 1,024 tokens are 6.7e7, and
-  # float32 counts to 1.7e7.
+  # In float64: 65,536 rollouts of 1,024 are 6.7e7, and float32 counts to 1.7e7.
   counts, total = length > 0, float(length.sum())
   size = length if unit == "token" else counts  # values of each rollout
   if mean == "prompt":

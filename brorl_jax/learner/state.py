@@ -16,8 +16,7 @@ from brorl_jax.types import State
 Optimizer = optax.GradientTransformation
 Schedule = optax.Schedule
 
-# Parts of the state that each choice of config.devices.offload keeps in host
-# memory.
+# Parts of the state that config.devices.offload keeps in host memory.
 _OFFLOADED = {
   "nothing": (),
   "reference": ("reference",),

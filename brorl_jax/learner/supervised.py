@@ -77,9 +77,7 @@ def epoch(
 def updates(
   pairs: Sequence[Pair], layout: PairLayout, *, seed: int
 ) -> Iterator[tuple[int, list[list[int]]]]:
-  """The epoch, from 0, and the rows of each update, without end. The order is
-  shuffled in each epoch anew.
-  """
+  """The epoch, from 0, and the rows of each update, shuffled in each epoch."""
   for number in itertools.count():
     order = np.random.default_rng([seed, number]).permutation(len(pairs))
     for rows in epoch(_lengths(pairs), layout, order.tolist()):

@@ -14,10 +14,9 @@ from jaxtyping import Bool, Float, Int, PyTree
 from brorl_jax.rl import mass_balance
 from brorl_jax.types import Array, Prompts, Rollouts
 
-# What a run's probe holds of a prompt: the most probable responses, and tokens.
-# At .3 nats per token a response of 128 has probability 2e-17 and cannot change
-# a mean, but gradients of 2 x 16 responses of 15,360 tokens take 42 GB with
-# preset 1p5b.
+# What a run's probe holds of a prompt: the most probable responses and tokens.
+# At .3 nats per token a response of 128 has probability 2e-17 and changes no
+# mean, but gradients of 2 x 16 responses of 15,360 tokens take 42 GB with 1p5b.
 RESPONSES, TOKENS = 16, 128
 # Sampler and trainer agree on a response's probability to about 1e-5.
 _NOISE = 1e-4
@@ -29,9 +28,8 @@ class Probe:
   """Distinct responses to a few prompts, most probable first, on the host.
 
   The probability of a sampled response is p = exp(sum of its
-  log-probabilities), and it is correct if its reward is 1. Of responses that
-  were not sampled only the total probability is known: 1 minus that of the
-  sampled ones.
+  log-probabilities), and it is correct if its reward is 1. Of the others only
+  the total probability is known: 1 minus that of these.
   """
 
   prompt: Int[Array, "P S"]
@@ -174,9 +172,8 @@ def measure(
 
   with Q the mean correct mass of the probe. Where the two agree the step is
   small enough for first-order theory to speak about it. All are None where
-  float32 holds the probability of no response, as with hundreds of tokens.
-  `after` is Q of each prompt with the updated parameters, and `first_order`
-  that sum.
+  float32 holds no response's probability, as with hundreds of tokens. `after`
+  is Q of each prompt with the updated parameters, and `first_order` that sum.
   """
   if not probed.probability.any():
     return unmeasured()

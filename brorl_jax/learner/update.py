@@ -30,8 +30,7 @@ from brorl_jax.types import Batch, Groups, State
 
 def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
   """Gradient and statistics of no microbatch: the start of a sum."""
-  # float32, whatever the parameters are: in bfloat16 a sum stops growing when
-  # it is 256 times what is added.
+  # In float32: in bfloat16 a sum stops growing at 256 times what is added.
   zeros = lambda x: jnp.zeros_like(x, jnp.float32)
   return jax.tree.map(zeros, params), Stats.zero(params)
 
@@ -104,9 +103,8 @@ def logp_of(
   *,
   response_logp: ResponseLogp,
 ) -> Float[Array, "C P M T"]:
-  """Log-probabilities of a batch's responses under these parameters: those of
-  the reference, or of the policy before the first of several minibatches. 0 in
-  unused microbatches.
+  """Log-probabilities of a batch's responses under these parameters: the
+  reference, or the policy before the first minibatch. 0 in unused microbatches.
   """
 
   def score(i, out):
@@ -151,8 +149,7 @@ def _apply(
   params = optax.apply_updates(state.params, updates)
   params = jax.tree.map(keep, params, state.params)
   opt = jax.tree.map(keep, opt, state.opt)
-  # A finite gradient can still give parameters that are not finite: b2 = 0 and
-  # eps = 0 divide by 0 where a gradient is 0.
+  # A finite gradient is not enough: b2 = eps = 0 divide by 0 where one is 0.
   finite = keep(all_finite(params), stats.finite)
   stats = dataclasses.replace(stats, finite=finite, skipped=~usable)
   if watch is not None:
@@ -182,8 +179,7 @@ def minibatch_step(
   parameters, as a `jax.tree_util.Partial`, whose change to first order is
   `Stats.watched`: <d watch / d params, updates>.
   """
-  # On a mesh the zeros lie where the sums will: otherwise the first batch would
-  # compile `_add` a second time.
+  # On a mesh the zeros lie where the sums will, or `_add` is compiled twice.
   places = jax.tree.map(lambda x: x.sharding, state.params)
   first_place, to = jax.tree.leaves(places)[0], None
   if isinstance(first_place, NamedSharding):
@@ -287,8 +283,7 @@ def apply(
   step: Callable[[State, Iterable[Batch]], tuple[State, Stats]],
 ) -> tuple[State, list[Stats]]:
   """One optimizer update per minibatch, each by `step`; see `minibatch_step`. A
-  batch is placed when its turn comes: all batches of 128 x 512 rollouts of
-  15,360 tokens are 17 GB.
+  batch is placed at its turn: 128 x 512 rollouts of 15,360 tokens are 17 GB.
   """
   stats = []
   for part in parts:
@@ -370,9 +365,8 @@ def update_metrics(
     "policy/kl_ref": kl,
     "policy/kl_old": mean("kl_old"),
     "policy/clip_fraction": mean("clip_fraction") if clips else None,
-    # Before the first update trainer and sampler have the same parameters, and
-    # the gap is rounding; with config.run.pipeline it is also one step of
-    # training.
+    # Before the first update both have the same parameters, and the gap is
+    # rounding; with config.run.pipeline it is also one step of training.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
     "correction/weight_mean": corrected("correction"),

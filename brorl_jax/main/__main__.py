@@ -18,8 +18,7 @@ import threading
 def interrupt(signum, frame) -> None:
   """Ends the process at once: a run may be killed at any time and resumes.
 
-  A KeyboardInterrupt would be swallowed in callbacks of libraries, or become
-  pages of tracebacks while they shut down.
+  Libraries' callbacks swallow KeyboardInterrupt, or print pages of tracebacks.
   """
   del signum, frame
   show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""

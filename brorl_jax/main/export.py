@@ -53,9 +53,8 @@ def write(
 ) -> str:
   """Writes a directory that runs and transformers can load; returns its dtype.
 
-  The policy started from `source`, which says the dtype. `also` are further
-  files, text by name. Raises ValueError if config.json cannot express the
-  policy.
+  The policy started from `source`, which says the dtype. `also` are more files,
+  text by name. Raises ValueError if config.json cannot express the policy.
   """
   fields = architectures.read_json(source / "config.json")
   dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"

@@ -287,8 +287,7 @@ class Recorder:
     if not len(credit.advantage):
       kept, trained = drawn, {}
     out = kept.rollouts
-    # Without padding, one response behind the other: 128 x 512 of 15,360 tokens
-    # would be 9 GB.
+    # Without padding: 128 x 512 responses of 15,360 tokens would be 9 GB.
     arrays = {
       "prompt": kept.prompts.tokens,
       "prompt_mask": kept.prompts.mask,
@@ -435,9 +434,7 @@ def visits(
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
-  """The first right and wrong response with prompt and verdict, as text; of
-  each part at most `most` characters.
-  """
+  """The first right and wrong response, at most `most` characters a part."""
   shown = []
   for passed in (True, False):
     some = [x for x in found if "response" in x and x["pass"] == passed]

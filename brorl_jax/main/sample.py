@@ -102,8 +102,6 @@ class TextPolicy:
     of other shapes add in another order.
 
     Args:
-      prompts: Questions or conversations.
-      n: Responses per prompt.
       temperature: 0 is greedy.
       top_k: Keeps the k most probable tokens; 0 keeps all.
       top_p: Keeps the most probable tokens up to this mass.
@@ -217,7 +215,7 @@ def load(
   step: int | None = None,
   dtype: str | None = None,
 ) -> TextPolicy:
-  """Loads a policy onto the first device.
+  """Loads a policy onto the first device; ValueError if it cannot be read.
 
   Args:
     where: The folder of a run, one of its checkpoints such as
@@ -226,9 +224,6 @@ def load(
     step: Step of the run; None: the newest checkpoint.
     dtype: Dtype of parameters and activations, "float32" or "bfloat16"; None:
       that of the run, or float32.
-
-  Raises:
-    ValueError: In one line: there is no such policy, or it cannot be read.
   """
   place = os.path.expanduser(where)
   which = checkpoint_source.locate(place)

@@ -40,8 +40,7 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
   with folder.hold(workdir):
     progress = metrics.Progress(after=0, steps=len(plan), unit="run")
     for i, (name, optimizer, n) in enumerate(plan, 1):
-      # In float32, a step of gradient descent would be a few roundings of a
-      # logit of 3.
+      # In float32, a gradient step would be a few roundings of a logit of 3.
       with jax.enable_x64(name == "sgd"):
         results.append(one := sweep(c, name, optimizer, n))
       first, *_, last = one["correct_mass"]
@@ -83,9 +82,7 @@ def rules(c: Any) -> Iterator[Rule]:
 
 
 def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
-  """Curves for one N: means over seeds; for the drop, the worst seed. Raises
-  UserError if a value is not finite.
-  """
+  """Curves of one N: means over seeds, the worst drop; all must be finite."""
   start = time.monotonic()
   same = "steps", "vocab", "correct", "seeding", "anchor", "centred"
   simulate_key = functools.partial(

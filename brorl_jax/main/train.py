@@ -18,15 +18,10 @@ import jax
 from absl import logging
 from jaxtyping import PyTree
 
-from brorl_jax import config, train
+from brorl_jax import config, errors, train
 from brorl_jax.config import Config, Warmup
 from brorl_jax.data import dataset, schema
-from brorl_jax.errors import (
-  NumbersError,
-  StorageError,
-  UserError,
-  as_user_error,
-)
+from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
 from brorl_jax.learner.supervised import Look, Pair, PairLayout
@@ -260,13 +255,13 @@ def _ended(
   if isinstance(error, OSError):
     step = "none" if good is None else good
     left = f"the last good step is {step}" if started else "nothing was started"
-    return StorageError(f"{intact.one_line(error)}; {left}; {again}")
+    return errors.StorageError(f"{intact.one_line(error)}; {left}; {again}")
   if isinstance(error, checkpoints.Unsaved):
-    return StorageError(f"{error}; {again}")
+    return errors.StorageError(f"{error}; {again}")
   if isinstance(error, checkpoints.Unreachable):
-    return StorageError(str(error))
+    return errors.StorageError(str(error))
   if isinstance(error, _STOPS):
-    return NumbersError(str(error))
+    return errors.NumbersError(str(error))
   if started or isinstance(error, checkpoints.NoWayBack):
     return UserError(str(error))
   if not changed:
@@ -283,7 +278,7 @@ def finish(workdir: pathlib.Path) -> None:
   try:
     report.publish([load_runs.read(workdir, workdir.name)], workdir)
   except OSError as e:
-    raise StorageError(
+    raise errors.StorageError(
       f"{intact.one_line(e)}; the last step is saved; fix this and run the "
       "same command again for the page"
     ) from None
@@ -298,9 +293,7 @@ def decisions(
   functions: Mapping[str, Any],
   source: pathlib.Path,
 ) -> dict[str, Any]:
-  """What decides the numbers of a run, which must be the same everywhere: of
-  the weights in `source` the sizes.
-  """
+  """What must be the same in all processes; of weights the sizes."""
   policy, code = hashlib.sha256(), hashlib.sha256()
   for path in sorted(source.iterdir()):
     if path.suffix == ".json":
@@ -464,9 +457,7 @@ def _layout(c: Warmup) -> PairLayout:
 
 
 def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
-  """Token ids of pairs, as in RL. Raises ValueError for one that is too long,
-  which data.skip_bad leaves out.
-  """
+  """Token ids, as in RL; ValueError for a long pair unless data.skip_bad."""
   c, text, layout = this.config.data, this.text, _layout(this.config)
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):

@@ -272,8 +272,7 @@ def leads() -> bool:
 def gather(value: T) -> list[T]:
   """The values of all processes, by their numbers.
 
-  They are sent as bytes through the devices. Every process must call this, and
-  `first`, in the same order.
+  Sent by the devices, as bytes. All must call this and `first` in one order.
   """
   if alone():
     return [value]

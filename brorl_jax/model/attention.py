@@ -65,8 +65,7 @@ class View(NamedTuple):
 
   cos: Float[Array, "*kinds P M Q half"]
   sin: Float[Array, "*kinds P M Q half"]
-  # Own keys that each query sees: a mask, or in decoding the number of the
-  # newest ones.
+  # Own keys that each query sees: a mask, or in decoding how many newest ones.
   own: Bool[Array, "*kinds P M Q T"] | Int[Array, "P M"]
   shared: Any  # mask [*kinds,P,M,Q,S] of the prefix, axes M and Q may be 1
 
@@ -195,8 +194,7 @@ def _rotated_by_product(
   return turned.astype(x.dtype)
 
 
-# Slopes turn back. By the product's own rule they would be multiplied in
-# float32, at a sixth of the speed.
+# Slopes turn back: by the product's rule in float32, at a sixth of the speed.
 _rotated_by_product.defvjp(
   lambda x, cos, sin: (_rotated_by_product(x, cos, sin), (cos, sin)),
   lambda saved, slope: (
@@ -296,8 +294,7 @@ def _pieces(
   softcap: float,
 ) -> Float[Array, "P G M J Q K"]:
   """`_attend` for `size` queries at a time. On a CPU this takes up to a third
-  less time than `attend_in_tiles`, which others need to stay within their
-  memory.
+  less time than `attend_in_tiles`, which others need.
   """
   k, v, visible = own
   Q = q.shape[4]
@@ -326,8 +323,7 @@ def _attend(
     jnp.where(see[:, None, :, None], _scores(q, k, softcap), MASKED)
     for k, _, see in sides
   ]
-  # Subtracting the largest score keeps exp finite and cancels in the quotient,
-  # so it needs no gradient.
+  # The largest score keeps exp finite and cancels: it needs no gradient.
   tops = [jnp.max(score, axis=-1, keepdims=True) for score in scores]
   top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
   weights = [jnp.exp(score - top) for score in scores]
@@ -351,9 +347,8 @@ def attend_in_tiles(
   """softmax(cap([q k_shared', q k_own'])) [v_shared; v_own], causal.
 
   Scores exist for one tile of queries and keys at a time. Both passes are
-  loops: XLA schedules the iterations of a loop one after the other, but runs
-  independent pieces of one program together and keeps the scores of all (72 GiB
-  for 8 rows of 15,360).
+  loops: XLA runs the iterations of a loop one after the other, but independent
+  pieces together and keeps the scores of all (72 GiB for 8 rows of 15,360).
 
   Tiles of own keys that are later than a tile of queries are left out. The
   backward pass, with p the weights, s the scores and d the slope of the loss,

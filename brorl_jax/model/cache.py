@@ -129,8 +129,7 @@ def attend_pages(
     out = softmax(cap([q k_shared', q k_own'] * scale)) [v_shared; v_own]
 
   The scores of the prompts are one matrix product per lane and key/value head,
-  [R H/G, K] x [K, S]. Parts are merged by their log-sum-exp, so no array ever
-  holds all scores of a row.
+  [R H/G, K] x [K, S]. Parts are merged by log-sum-exp: no array has all scores.
 
   A row sees the columns of its `pages`, the oldest first, whose age is below
   `limit`; `column` of the last page is the newest, see `ages`. Of the pages
@@ -449,8 +448,7 @@ def row_kernel(
   Each row reads the tokens that it sees, once and in place, and its scores stay
   on chip. On an H100 it reads the keys and values of 512 rows of up to 2,048
   tokens at .90 of the rate of a copy, in .19 ms where one gather of all blocks
-  takes 1.2 (bfloat16, jax 0.11.2, 2026-11-26). `interpret` runs it without a
-  GPU, as XLA operations.
+  takes 1.2 (bfloat16, jax 0.11.2, 2026-11-26). `interpret` needs no GPU.
 
   For every tile of tokens with scores s and values v
 

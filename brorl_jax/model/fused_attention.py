@@ -151,10 +151,9 @@ def _window(
 ) -> Float[Array, "P M w *axes"]:
   """Tokens from `at` on, of each prompt's own, where zeros surround the tokens.
 
-  A permutation by indices says as much, but reads token by token, and takes a
-  TPU's compiler several times as long. `sizes` are zeros in front of the
-  tokens, tokens n, zeros behind them, and tokens w of the window, which begins
-  with the first zero at 0.
+  Indices would be read token by token, and take a TPU's compiler several times
+  as long. `sizes` are zeros in front of the tokens, tokens n, zeros behind
+  them, and tokens w of the window, which begins with the first zero at 0.
   """
   before, _, after, size = sizes
   spare = [(0, 0)] * 2 + [(before, after)] + [(0, 0)] * (x.ndim - 3)

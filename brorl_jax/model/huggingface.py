@@ -92,10 +92,9 @@ def load(
   """Policy and parameters of a Hugging Face directory.
 
   Each device reads its own slices from the files, layer by layer: the host
-  never holds more than one layer, or one tensor outside of the layers. Damage
-  that leaves sizes and finite numbers cannot be seen: the format has no digest.
-  `dtype` is that of activations and caches. Without a mesh the parameters are
-  on the first device.
+  never holds more than one layer, or one tensor outside of the layers. Other
+  damage cannot be seen: the format has no digest. `dtype` is that of
+  activations and caches. Without a mesh the parameters are on the first device.
 
   Raises ValueError, with the file and the tensor, if something is missing,
   unknown, damaged or of the wrong shape.

@@ -289,8 +289,7 @@ def token_logp(
   temperature: float = 1.0,
 ) -> tuple[Float[Array, "P M"], Float[Array, "P M"]]:
   """Log-probability of each token, and entropy, from hidden states. In tiles of
-  tokens and of the vocabulary: memory does not grow with V, except for the
-  embedding and its gradient.
+  tokens and vocabulary: only the embedding and its gradient grow with V.
   """
   P, M = tokens.shape
   devices = math.prod(sharding.axes_here(c.mesh).values())

@@ -82,9 +82,7 @@ class Policy(PolicySpec):
   def logits(
     self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
   ) -> Float[Array, "B T V"]:
-    """Next-token logits at every position that is real by the mask. Rows are
-    padded on the left or on the right.
-    """
+    """Next-token logits where `mask` is True; rows padded on either side."""
     hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
     return layers.head(self, params, hidden[:, 0])
 
@@ -184,8 +182,7 @@ class Policy(PolicySpec):
     # On accelerators the last token is read too, for nothing: their arrays have
     # T rows then, which is even and a multiple of their tiles.
     inputs = response if not self.target.on_cpu else response[:, :, :-1]
-    # Responses are padded on the right, where causal attention never looks: no
-    # mask is needed.
+    # Responses are padded on the right, where causal attention never looks.
     hidden, _, _ = self._own(params, inputs, None, prefix)
     return jnp.concatenate([first, hidden[:, :, : T - 1]], axis=2)
 
@@ -375,8 +372,7 @@ class Policy(PolicySpec):
     its lane's window. All rows write to `column` of the last page: attention
     ignores the order of columns, so rows of any length share it. `pages` are
     the oldest first, and `used` of them before the last are read, see
-    `cache.ages`. Returns the last page too, with the keys and values of
-    `token`.
+    `cache.ages`. Returns the last page too, with keys and values of `token`.
     """
     *older, newest = pages
     written = []
@@ -413,8 +409,7 @@ class Policy(PolicySpec):
 
     `table` has the blocks of each row, see `cache.row_attention`, that of
     `token` too. Rows advance if `goes`; the logits of others mean nothing, and
-    nothing of them is written. Returns the pools too, written in place if
-    donated.
+    none of them is written. Returns the pools too, in place if donated.
     """
     blocks, C = pools[0].kv.shape[0], pools[0].kv.shape[3]
     goes = goes.ravel()

@@ -211,8 +211,7 @@ def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
 def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
   """Arrays whose `axis`, key/value heads, is cut over the mesh axis "tensor".
 
-  Zeros that a traced function only returns would otherwise lie whole on every
-  device.
+  Zeros that a traced function returns would else lie whole on every device.
   """
   if "tensor" not in axes_here(None):
     return tree

@@ -129,9 +129,7 @@ class Tokenizer:
     return self._tokenizer.encode(text, add_special_tokens=False)
 
   def decode(self, responses: Iterable[Sequence[int]]) -> list[str]:
-    """Texts of responses after the tag that the prompt opened; of all special
-    tokens they lack only what ends them.
-    """
+    """Texts after the tag that the prompt opened, without what ends them."""
     more = lambda token: token not in self.stop_ids
     kept = ([*itertools.takewhile(more, ids)] for ids in responses)
     how = {"clean_up_tokenization_spaces": False}

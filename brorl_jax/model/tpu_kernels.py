@@ -15,8 +15,7 @@ from jaxtyping import Array, Float, Int
 from brorl_jax.model.attention import MASKED, Softmax, capped
 
 _LANES = 128
-# Columns that are read and written back to change one: a tile of int8, and two
-# of bfloat16.
+# Columns read and written back to change one: a tile of int8, two of bfloat16.
 _SLAB = 32
 # Bytes of scalar memory for two numbers per step, of 1 MB on a v5p.
 _SCALARS = 2**19
@@ -54,8 +53,7 @@ def write(
   XLA's scatter on a TPU wants the heads of a token side by side. It would bring
   the whole pool into that order and back in every step. `arrays` are kv
   [blocks,2,G,C,K] and scale [blocks,2,G,C] or None, and `new` [B,2,G,K] and
-  [B,2,G]. No two rows write to one block; a row whose block does not exist is
-  dropped.
+  [B,2,G]. No two rows write to one block; a row without a block is dropped.
   """
   blocks = len(arrays[0])
   real = (block >= 0) & (block < blocks)

@@ -185,8 +185,7 @@ def load(
   """Loads a policy: its description, its parameters, and the step of the run.
 
   They lie on the devices of `mesh`, or on the first device if it is None. Those
-  of a run are read in float32 first. Raises ValueError if they cannot be read,
-  or are damaged.
+  of a run are read in float32 first. Raises ValueError if they cannot be read.
   """
   if which.run is None:
     loaded = huggingface.load(

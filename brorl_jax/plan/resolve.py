@@ -171,9 +171,8 @@ def evaluation(
 ) -> Evaluation:
   """The evaluation of a policy; only its parameters are on the devices.
 
-  `policy.checkpoint` may be a run, or one of its checkpoints. In `workdir` an
-  evaluation may resume with the step that it began with. Raises UserError as
-  `resolve`.
+  `policy.checkpoint` may be a run, or one of its checkpoints. An evaluation in
+  `workdir` resumes with the step it began with. Raises UserError as `resolve`.
   """
   source = checkpoint_source.locate(c.policy.checkpoint)
   before = folder.stored(workdir, "evaluated")

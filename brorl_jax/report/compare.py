@@ -239,9 +239,7 @@ def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
 def _rows(
   runs: Sequence[LoadedRun], points: Sequence[Comparison]
 ) -> Iterator[dict[str, Any]]:
-  """The evaluations in the tables: the start, unless it equals that of an
-  earlier run, and those that are compared.
-  """
+  """The evaluations in the tables: different starts, and those compared."""
   starts = []
   for i, run in enumerate(runs):
     labels: dict[int, list[str]] = {}

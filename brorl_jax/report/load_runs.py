@@ -25,8 +25,7 @@ _METRICS = (
 ).split()
 # What the page shows of a sample, beside its numbers.
 _TEXTS = ("task", "prompt", "response", "gold", "verdict", "reason")
-# Above any count or time: numbers of JSON have no bound, and a sum of the
-# largest floats is infinite.
+# Above any count or time: JSON has no bound, and a sum may become infinite.
 _LIMIT = 1e18
 _REMEDY = "restore the file, or leave this folder out"
 

@@ -1,7 +1,6 @@
 """The numbers of `compare` -> one HTML page, by the template page.html.
 
-The page needs no network. Its script shows the values of points; without it
-everything else is there too.
+The page needs no network, and a script only to show the values of points.
 """
 
 import json

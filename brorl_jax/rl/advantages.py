@@ -58,9 +58,8 @@ def informative(
   """Which prompts carry a gradient: their N raw rewards are not all equal.
 
   Raw: before any penalty on length. A group in which fewer than two rewards
-  count is not informative.
-  Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling),
-  for binary rewards; for continuous ones this is its strict reading.
+  count is not informative. Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq.
+  11 (dynamic sampling), for binary rewards; for others its strict reading.
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   high = jnp.max(reward, axis=1, initial=-jnp.inf, where=valid)
@@ -149,10 +148,9 @@ def pass_at_k(
              * (r[p,n] - mean r[p,:])        with K = sum_n r[p,n] of N right
 
   The binomials are the chance that the k - 1 rollouts drawn beside a wrong one
-  are wrong too. In expectation this is exactly grad (1 - (1 - p)^k), for any
-  N > k. k = 1 is `leave_one_out`. A prompt with at most k - 1 wrong rollouts
-  gets exactly 0: k samples solve it. The more k nears N, the more prompts do;
-  up to N / 4 it is a useful choice.
+  are wrong too. In expectation this is exactly grad (1 - (1 - p)^k), for any N
+  > k. k = 1 is `leave_one_out`. A prompt with at most k - 1 wrong rollouts gets
+  exactly 0: k samples solve it. Up to N / 4 it is a useful choice.
 
   Rewards other than 0 and 1 count with what they add to the sum, kept within
   [0, N]. A group with at most k valid rollouts gets 0.

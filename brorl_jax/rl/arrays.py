@@ -4,8 +4,7 @@ Where [B] is meant, a [B, 1] or [B, T] broadcasts silently and gives a wrong
 number. Under `jax.jit` a check costs nothing when the function runs: shapes are
 known, and traced values are not checked.
 
-chex loads absl, which nothing here needs: it is imported at the first check,
-not with this folder.
+chex loads absl, which nothing here needs: imported at the first check.
 """
 
 import dataclasses
@@ -24,9 +23,8 @@ def check(**named: tuple[Any, str]) -> None:
     check(logp=(logp, "BT"), advantage=(advantage, "B"))
 
   A letter names an axis: equal letters, equal sizes. A leading "*" stands for
-  any number of axes, the same in all. None is an optional array that was
-  not given. Raises ValueError with the name of the first that is no array or
-  has another shape.
+  any number of axes, the same in all. None is an optional array that was not
+  given. Raises ValueError for the first that is no array or has another shape.
   """
   import chex
 
@@ -85,8 +83,7 @@ def require(name: str, value: Any, good, must: str) -> None:
   """Refuses a value that is known and not good; traced ones are not known."""
   if isinstance(value, Tracer):
     return
-  # Constants inside a traced function are known, but their sums are not unless
-  # asked for.
+  # A traced function knows its constants, but not their sums unless asked for.
   with jax.ensure_compile_time_eval():
     value = jnp.asarray(value)
     fine = jnp.broadcast_to(good(value), value.shape)

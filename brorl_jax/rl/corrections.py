@@ -1,8 +1,7 @@
 """Importance weights for a sampler that is not quite the trainer.
 
-The sampler runs other kernels than the trainer, in another precision. So with
-the same parameters its token probabilities q differ from the trainer's p. The
-weight of a token is
+The sampler runs other kernels than the trainer, in another precision. So its
+token probabilities q differ from the trainer's p. The weight of a token is
 
     w = exp(logp_train - logp_sampler) = p / q.
 

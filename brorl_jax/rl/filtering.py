@@ -71,10 +71,9 @@ def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
 
     1 - mean_p p^n - mean_p (1 - p)^n
 
-  p is the probability that a rollout of a prompt is right. If it is estimated
-  from the same rollouts this is below the true rate on average, because it is
-  concave in p (Jensen). `pass_rate_at` is unbiased. Raises ValueError if n is
-  not positive.
+  p is the probability that a rollout of a prompt is right. Estimated from the
+  same rollouts this is too low on average, because it is concave in p (Jensen).
+  `pass_rate_at` is unbiased. Raises ValueError if n is not positive.
   """
   if n < 1:
     raise ValueError(f"n = {n} rollouts: at least 1 is needed")

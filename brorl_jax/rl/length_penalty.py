@@ -1,7 +1,6 @@
 """Rewards for the length of a response, and when they are in force.
 
-They are added to the reward that is centered, never to the raw reward that
-dynamic sampling reads.
+They are added to the centered reward, not to what dynamic sampling reads.
 """
 
 import jax.numpy as jnp
@@ -15,8 +14,7 @@ def cosine(
 
     eta_min + (eta_max - eta_min) / 2 * (1 + cos(pi * length / limit))
 
-  Lengths below 0 or above `limit`, the tokens that fit in the context, count as
-  these.
+  Lengths are clipped to 0 and `limit`, the tokens that fit in the context.
   Source: ProRL v2, the scheduled cosine length penalty. Its constants are not
   public.
   """

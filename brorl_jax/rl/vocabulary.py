@@ -33,8 +33,7 @@ def tile_shape(
   room = tile // (rows * prompts)
   if room >= V:
     return rows, V
-  # A vocabulary that is spread over devices stays so: each has a part of every
-  # block.
+  # A vocabulary spread over devices stays so: each has a part of every block.
   spread = math.gcd(V, devices)
   fits = lambda block: V % block == 0 and block % spread == 0
   width = next(filter(fits, range(room, room // 16, -1)), None)

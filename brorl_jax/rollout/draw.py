@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
   """How logits become the distribution that is sampled and recorded. The order
-  is temperature, top-k, top-p, min-p, each on the renormalised result of the
-  previous step.
+  is temperature, top-k, top-p, min-p, each on the renormalised previous result.
   """
 
   temperature: float = 1.0  # 0 is greedy: all mass on the likeliest token
@@ -78,8 +77,7 @@ def _keep(
   2^32 floats find the smallest logit that is kept.
   """
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
-  # Flipping the lower 31 bits of negative floats makes integers that have the
-  # order of the floats.
+  # With their lower 31 bits flipped, negative floats sort as integers.
   rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
   above = lambda at: jnp.sum(
     jnp.where(rank > at, weight, 0.0), -1, keepdims=True
@@ -101,8 +99,7 @@ def block_of(V: int) -> int:
   """Tokens of a block, whose probabilities are summed before any is read.
 
   The number of blocks is a power of two near the root of V, so that a sharded
-  vocabulary stays sharded. If V has no such divisor, it is padded to blocks of
-  128 tokens.
+  vocabulary stays sharded. Without such a divisor V is padded to blocks of 128.
   """
   # V & -V is the largest power of two that divides V: 128 blocks of 1,187 for
   # V = 151,936. A draw then reads 128 + 1,187 numbers, not 151,936.
@@ -158,8 +155,7 @@ def _summed(logits: Float[Array, "*axes V"], size: int):
   """What draws read: maximum, exponentials in blocks, their sums and cdf."""
   V = logits.shape[-1]
   top = jnp.max(logits, axis=-1, keepdims=True)
-  # Not divided by the sum: one pass over [..., V] less. The total scales
-  # `uniform` instead.
+  # The total scales `uniform`: dividing would be another pass over [..., V].
   prob = jnp.exp(logits - top)
   prob = jnp.pad(prob, [(0, 0)] * (prob.ndim - 1) + [(0, -V % size)])
   prob = prob.reshape(*prob.shape[:-1], -1, size)

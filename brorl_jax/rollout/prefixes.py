@@ -21,26 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
-from brorl_jax.rollout import programs
+from brorl_jax.rollout import programs, slots
 from brorl_jax.rollout.draw import block_of, draw_from
 from brorl_jax.rollout.programs import PrefillBatch
-from brorl_jax.rollout.slots import (
-  SPLIT,
-  WHOLE,
-  Decoder,
-  ProgramSpec,
-  RolloutSpec,
-  on_devices,
-  pack,
-)
+from brorl_jax.rollout.slots import Decoder, ProgramSpec, RolloutSpec
 from brorl_jax.rollout.stream import Feed
 from brorl_jax.types import Prompts, Rollouts
 
 # Tokens of a response, at most. Copying the pages of 512 rows of 6 x 256 takes
 # 5 % of a step if they have 16 columns, and 20 % with 64.
 _MOST_TOKENS = 16
-# Rows of a device that decode together: fewer leave a CPU's products slow, more
-# are idle more often.
+# Rows of a device that decode together: fewer are slow, more idle more often.
 _ROWS = 256
 # Prompts of a device at a time, at most: with more of them each has few rows,
 # and all wait for the one with most prefixes.
@@ -135,9 +126,9 @@ def _sampled(
 ) -> Rollouts:
   made = functools.partial(_levels, spec)
   weights = spec.policy.unroll(spec.policy.cast(params))
-  return on_devices(spec, made, (WHOLE, SPLIT, WHOLE), SPLIT)(
-    weights, batch, key
-  )
+  return slots.on_devices(
+    spec, made, (slots.WHOLE, slots.SPLIT, slots.WHOLE), slots.SPLIT
+  )(weights, batch, key)
 
 
 def _levels(
@@ -177,7 +168,7 @@ def _levels(
       new = jax.tree.map(lambda whole, x: whole.at[i].set(x), new, page)
       mine = going & (group // R == i)
       of = jnp.where(mine, group % R, 0)
-      own = pack(*draw_from(spec.sampling.cut(logits), of, uniform))
+      own = slots.pack(*draw_from(spec.sampling.cut(logits), of, uniform))
       return new, jnp.where(mine[..., None], own, drawn)
 
     passes = -(-jnp.max(count) // R)

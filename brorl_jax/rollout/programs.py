@@ -16,24 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import slots
 from brorl_jax.rollout.draw import draw
-from brorl_jax.rollout.slots import (
-  SPLIT,
-  WHOLE,
-  DecodeProgress,
-  Decoder,
-  DecodeState,
-  ProgramSpec,
-  RolloutQueue,
-  fold_in,
-  measure_progress,
-  on_devices,
-  pack,
-  refill,
-  shift,
-  unpack,
-  upcoming,
-  wants_prompts,
-)
+from brorl_jax.rollout.slots import SPLIT, WHOLE, ProgramSpec, pack
 from brorl_jax.types import Prompts, Rollouts
 
 # Prompt tokens of one prefill. More would only need more memory: one activation
@@ -67,7 +50,7 @@ class Chunks(NamedTuple):
 
 def read_prompts(
   spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
-) -> tuple[Any, RolloutQueue, Int[Array, "P N 2"]]:
+) -> tuple[Any, slots.RolloutQueue, Int[Array, "P N 2"]]:
   """Prefix, queue and packed first tokens of prompts, inside a program."""
   prompts, offset, real = batch
   logits, prefix = prefill(spec.policy, weights, prompts.tokens, prompts.mask)
@@ -81,12 +64,12 @@ def queued(
   logits: Float[Array, "P V"],
   chunks: Chunks,
   key: Key[Array, ""],
-) -> tuple[RolloutQueue, Int[Array, "P N 2"]]:
+) -> tuple[slots.RolloutQueue, Int[Array, "P N 2"]]:
   """The queue of these rollouts, and their first tokens, packed."""
   P, N = len(chunks.index), spec.chunk
   nothing = jnp.zeros((P, N), jnp.int32)
-  keys = fold_in(key, chunks.index)
-  queue = RolloutQueue(
+  keys = slots.fold_in(key, chunks.index)
+  queue = slots.RolloutQueue(
     nothing, nothing[:, 0], nothing, keys, chunks.offset, chunks.row
   )
   uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
@@ -101,21 +84,23 @@ def queued(
   return queue, pack(first, logp)
 
 
-def with_none(queue: RolloutQueue, key: Key[Array, ""]) -> RolloutQueue:
+def with_none(
+  queue: slots.RolloutQueue, key: Key[Array, ""]
+) -> slots.RolloutQueue:
   """The queue with prompt P, which has no rollouts: no index needs a branch."""
   extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
-  return RolloutQueue(
+  return slots.RolloutQueue(
     order=extra(queue.order),
     waiting=extra(queue.waiting),
     first=extra(queue.first),
-    key=jnp.append(queue.key, fold_in(key, 0)),
+    key=jnp.append(queue.key, slots.fold_in(key, 0)),
     offset=extra(queue.offset),
     row=jnp.append(queue.row, len(queue.row)),
   )
 
 
 def prefill(
-  policy: Decoder,
+  policy: slots.Decoder,
   weights: PyTree,
   tokens: Int[Array, "P S"],
   mask: Bool[Array, "P S"],
@@ -140,13 +125,13 @@ def read_together(P: int, S: int) -> int:
 def _over_pages(
   spec: ProgramSpec,
   weights: PyTree,
-  queue: RolloutQueue,
+  queue: slots.RolloutQueue,
   shared: Any,
   older: tuple[Any, ...],
   used: Int[Array, ""],
   page: Any,
-  state: DecodeState,
-) -> tuple[Any, DecodeState]:
+  state: slots.DecodeState,
+) -> tuple[Any, slots.DecodeState]:
   """One more token of every slot, written to `page` and to the state."""
   logits, page = spec.policy.decode_step(
     weights,
@@ -170,17 +155,17 @@ def _over_pages(
     length=state.length + 1,
     packed=state.packed.at[at].set(new, mode="drop"),
   )
-  return page, refill(state, queue, over)
+  return page, slots.refill(state, queue, over)
 
 
 def _over_pool(
   spec: ProgramSpec,
   weights: PyTree,
-  queue: RolloutQueue,
+  queue: slots.RolloutQueue,
   shared: Any,
   pool: Any,
-  state: DecodeState,
-) -> tuple[Any, DecodeState]:
+  state: slots.DecodeState,
+) -> tuple[Any, slots.DecodeState]:
   """One more token of the rows that have a block for it, see `Blocks`."""
   assert state.blocks is not None
   PN, shape = len(state.packed), state.rollout.shape
@@ -227,10 +212,10 @@ def _over_pool(
     .set(new, mode="drop"),
     blocks=held,
   )  # fmt: skip
-  return pool, refill(state, queue, over)
+  return pool, slots.refill(state, queue, over)
 
 
-def _which(spec: ProgramSpec, state: DecodeState) -> Int[Array, "A R"]:
+def _which(spec: ProgramSpec, state: slots.DecodeState) -> Int[Array, "A R"]:
   """Index of each slot's prompt in its lane's window; 0 of idle slots."""
   W = state.window.shape[1]
   busy = state.rollout < len(state.packed)
@@ -240,8 +225,8 @@ def _which(spec: ProgramSpec, state: DecodeState) -> Int[Array, "A R"]:
 
 def _drawn(
   spec: ProgramSpec,
-  queue: RolloutQueue,
-  state: DecodeState,
+  queue: slots.RolloutQueue,
+  state: slots.DecodeState,
   logits: Float[Array, "A R V"],
 ) -> Int[Array, "A R 2"]:
   """The next token of every slot with its log-probability, packed."""
@@ -256,26 +241,26 @@ class DecodeInputs(NamedTuple):
 
   weights: PyTree  # from `Decoder.unroll`; later prompts are read with them
   prefix: Any  # keys and values of P prompts
-  queue: RolloutQueue
+  queue: slots.RolloutQueue
 
 
 # Where each array lies on a mesh: weights in full, the others by their prompts.
 INPUT_SPECS = DecodeInputs._make((WHOLE, SPLIT, SPLIT))
-PROGRESS_SPECS = DecodeProgress._make(
-  [WHOLE] * (len(DecodeProgress._fields) - 1) + [SPLIT]
+PROGRESS_SPECS = slots.DecodeProgress._make(
+  [WHOLE] * (len(slots.DecodeProgress._fields) - 1) + [SPLIT]
 )
 
 
 def idle(
   spec: ProgramSpec, todo: Int[Array, " places"], first: Int[Array, "P N 2"]
-) -> DecodeState:
+) -> slots.DecodeState:
   """Before the first step, with packed first tokens: every slot is idle."""
   P, N = first.shape[:2]
   T, A, R = spec.max_new_tokens, spec.lanes, spec.slots
   zero = jnp.zeros((1,), jnp.int32)
   packed = jnp.full((P * N, T, 2), -1, jnp.int32)
   held = slots.none_held(spec.blocks, A * R, spec.pages)
-  return DecodeState(
+  return slots.DecodeState(
     column=zero,
     slot_steps=zero,
     todo=todo,
@@ -293,7 +278,7 @@ def idle(
 @functools.partial(jax.jit, static_argnames="spec")
 def start(
   spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
-) -> tuple[DecodeInputs, DecodeState, DecodeProgress]:
+) -> tuple[DecodeInputs, slots.DecodeState, slots.DecodeProgress]:
   """Reads the prompts and draws all first tokens; every slot is idle."""
 
   def begin(weights, batch, key):
@@ -304,9 +289,9 @@ def start(
     todo = jnp.append(jnp.where(batch.real[order], order, P), P)
     state = idle(spec, todo, first)
     inputs = DecodeInputs(weights, prefix, queue)
-    return inputs, state, measure_progress(state, queue, spec)
+    return inputs, state, slots.measure_progress(state, queue, spec)
 
-  return on_devices(
+  return slots.on_devices(
     spec,
     begin,
     (WHOLE, SPLIT, WHOLE),
@@ -328,7 +313,7 @@ def cache(spec: ProgramSpec) -> Any:
     if spec.blocks
     else policy.page(spec.lanes * spec.slots, C)
   )
-  return on_devices(spec, make, (), SPLIT)()
+  return slots.on_devices(spec, make, (), SPLIT)()
 
 
 @functools.partial(
@@ -340,10 +325,10 @@ def segment(
   older: tuple[Any, ...],
   used: Int[Array, ""],
   newest: Any,
-  state: DecodeState,
+  state: slots.DecodeState,
   turned: Bool[Array, ""],
   limit: Int[Array, ""],
-) -> tuple[Any, DecodeState, DecodeProgress]:
+) -> tuple[Any, slots.DecodeState, slots.DecodeProgress]:
   """Decodes until the newest page is full or lanes have no prompt left.
 
   The loop also ends when lanes want prompts and none waits, in a stream when
@@ -361,7 +346,7 @@ def segment(
     queue = inputs.queue
     P, _ = queue.sizes
     column = jnp.where(turned, 0, state.column)
-    state = shift(dataclasses.replace(state, column=column), queue)
+    state = slots.shift(dataclasses.replace(state, column=column), queue)
     end = column[0] + limit
 
     def room(state):
@@ -371,12 +356,12 @@ def segment(
     def continues(carry):
       state = carry[1]
       busy = jnp.any(state.rollout < P * N)
-      return busy & room(state) & ~wants_prompts(state, queue, spec)
+      return busy & room(state) & ~slots.wants_prompts(state, queue, spec)
 
     def with_windows(carry):
       """Decodes until lanes need other prompts, and gives them those."""
       newest, state, _ = carry
-      state = refill(state, queue, jnp.zeros_like(state.rollout, bool))
+      state = slots.refill(state, queue, jnp.zeros_like(state.rollout, bool))
       # Not per step: with W = 2 and A lanes this copies 2 L G K x A W S
       # numbers, which a step would otherwise gather again.
       shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
@@ -397,16 +382,16 @@ def segment(
       )
       # The host learns of finished prompts before lanes run out of others.
       ahead = spec.lanes - 1 if spec.streams else 0
-      again = (upcoming(state, ahead) < P) & room(state)
+      again = (slots.upcoming(state, ahead) < P) & room(state)
       # The host may give the place of every finished prompt to another.
-      return newest, shift(state, queue), again
+      return newest, slots.shift(state, queue), again
 
     newest, state, _ = jax.lax.while_loop(
       lambda carry: carry[2], with_windows, (newest, state, room(state))
     )
-    return newest, state, measure_progress(state, queue, spec)
+    return newest, state, slots.measure_progress(state, queue, spec)
 
-  return on_devices(
+  return slots.on_devices(
     spec,
     segment,
     (INPUT_SPECS, SPLIT, WHOLE, SPLIT, SPLIT, WHOLE, WHOLE),
@@ -427,8 +412,8 @@ def turn_pages(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
 
 @functools.partial(jax.jit, static_argnames="spec")
 def resize(
-  spec: ProgramSpec, state: DecodeState
-) -> tuple[Int[Array, " rows"], DecodeState]:
+  spec: ProgramSpec, state: slots.DecodeState
+) -> tuple[Int[Array, " rows"], slots.DecodeState]:
   """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
 
   Returns the row that each slot had, for `moved`, and the state, where blocks
@@ -441,8 +426,7 @@ def resize(
     busy = state.rollout < none
 
     def chosen(keep, count):  # an index out of bounds is a new, idle one
-      # Stable, so that the kept ones stay in order and results do not depend
-      # on the sizes before.
+      # Stable, so that results do not depend on the sizes before.
       order = jnp.argsort(~keep, axis=-1, stable=True)[..., :count]
       spare = [(0, 0)] * (keep.ndim - 1) + [(0, count - order.shape[-1])]
       return jnp.pad(order, spare, constant_values=max(keep.shape))
@@ -452,35 +436,35 @@ def resize(
 
     lane = chosen(jnp.any(busy, axis=1), spec.lanes)
     slot = chosen(at(busy, lane, fill=False), spec.slots)
-    slots = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
-    row = slots(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
+    each = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
+    row = each(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
     held = state.blocks
     if held is not None:  # idle slots hold no blocks
-      kept = slots(held.held.reshape(busy.shape), 0).ravel()
+      kept = each(held.held.reshape(busy.shape), 0).ravel()
       held = held._replace(table=held.table[row], held=kept)
     state = dataclasses.replace(
       state,
       window=at(state.window, lane, fill=P),
       started=at(state.started, lane),
-      rollout=slots(state.rollout, none),
-      token=slots(state.token, 0),
-      length=slots(state.length, 1),
+      rollout=each(state.rollout, none),
+      token=each(state.token, 0),
+      length=each(state.length, 1),
       blocks=held,
     )
     return row.astype(jnp.int32), state
 
-  return on_devices(spec, resize, (SPLIT,), (SPLIT, SPLIT))(state)
+  return slots.on_devices(spec, resize, (SPLIT,), (SPLIT, SPLIT))(state)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
 def moved(spec: ProgramSpec, page: Any, row: Int[Array, " rows"]) -> Any:
   """A page for the slots of `spec`, which had these rows."""
   move = lambda page, row: jax.tree.map(lambda x: x[row], page)
-  return on_devices(spec, move, (SPLIT, SPLIT), SPLIT)(page, row)
+  return slots.on_devices(spec, move, (SPLIT, SPLIT), SPLIT)(page, row)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def finish(spec: ProgramSpec, state: DecodeState) -> Rollouts:
+def finish(spec: ProgramSpec, state: slots.DecodeState) -> Rollouts:
   """Tokens, masks and log-probabilities of every rollout of `state`."""
 
   def unpacked(state):
@@ -490,7 +474,7 @@ def finish(spec: ProgramSpec, state: DecodeState) -> Rollouts:
     packed = state.packed.reshape(-1, N, spec.max_new_tokens, 2)
     return to_rollouts(spec, packed, slot_steps)
 
-  return on_devices(spec, unpacked, (SPLIT,), SPLIT)(state)
+  return slots.on_devices(spec, unpacked, (SPLIT,), SPLIT)(state)
 
 
 def to_rollouts(
@@ -499,7 +483,7 @@ def to_rollouts(
   slot_steps: Float[Array, " P"],
 ) -> Rollouts:
   """`Rollouts` of packed tokens and log-probabilities."""
-  tokens, logp = unpack(packed)
+  tokens, logp = slots.unpack(packed)
   mask = tokens >= 0  # `start` filled the array with -1
   last = jnp.sum(mask, axis=2, keepdims=True) - 1
   last = jnp.take_along_axis(tokens, last, axis=2)[..., 0]

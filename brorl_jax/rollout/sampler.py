@@ -137,8 +137,7 @@ def compact_sizes(
 ) -> list[tuple[int, int]]:
   """(lanes, slots of each) that programs are compiled for, largest first.
 
-  They are few: each is one program, compiled in 2.5 CPU-s for 6 layers of width
-  256.
+  Few, for each is compiled in 2.5 CPU-s for 6 layers of width 256.
   """
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
@@ -155,8 +154,7 @@ def shrunk(
   full: ProgramSpec, now: ProgramSpec, progress: DecodeProgress
 ) -> ProgramSpec:
   """`now` with fewer lanes or slots, if no rollout waits and many are idle."""
-  # A single page has 64 columns or fewer: compiling would take longer than the
-  # steps that are left.
+  # At most 64 columns: compiling would take longer than the steps left.
   if progress.waiting or now.pages == 1:
     return now
   fits = now.lanes, now.slots
@@ -169,8 +167,7 @@ def shrunk(
 
 def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
   """At most `count` numbers from `most` to `least` in equal ratios of about
-  `ratio`, or more if that would be too many; above 8 they are multiples of
-  4.
+  `ratio`, or more if that would be too many; above 8 they are multiples of 4.
   """
   if most == least:
     return [least]
@@ -193,8 +190,7 @@ def rollouts(
   `watch` gets the progress after the prefill and after each program.
   """
   P, n = len(prompts.index), spec.n
-  # 3 prompts on 2 devices: each prompt is read on both, and each device makes
-  # half of its rollouts.
+  # 3 prompts on 2 devices: each reads every prompt and makes half its rollouts.
   batch, parts = _spread(prompts, n, spec.devices)
   program = spec.program(len(batch.index), parts=parts)
   # Part k of a prompt makes its rollouts k N / parts and following.
@@ -222,8 +218,7 @@ def parts_of(P: int, N: int, devices: int) -> int:
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
   """Prompts, each repeated for its parts, and the number of parts.
 
-  If neither prompts nor parts divide evenly there is one part, and the first
-  prompts are repeated as padding.
+  If neither divides evenly there is one part, and first prompts are repeated.
   """
   P = len(prompts.index)
   parts = parts_of(P, n, devices)
@@ -257,6 +252,8 @@ def sample(
 ) -> Rollouts:
   """N rollouts of each prompt: tokens, log-probabilities, masks [P,N,T].
 
+  Raises ValueError, with the value, if an argument is out of range.
+
   Args:
     prompts: Token ids, at least one per prompt. They are padded to a power of
       two, so that few lengths are compiled. Another number of prompts, n or
@@ -269,9 +266,6 @@ def sample(
     lanes: Prompts that decode at the same time. None: all, on a CPU at most
       128.
     mesh: From `meshes`; one device if None.
-
-  Raises:
-    ValueError: An argument is out of range; the message has its value.
   """
   # A pool has room for what it holds; pages are as long for all rows.
   most = _ROWS if not policy.pool_columns else len(prompts) * n

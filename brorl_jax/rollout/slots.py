@@ -188,8 +188,7 @@ def on_devices(
     in_specs=written(in_specs),
     out_specs=written(out_specs),
     axis_names={*meshes.ROWS},
-    # The check would refuse a loop whose state starts equal on all devices and
-    # then differs.
+    # The check refuses a loop whose state is equal at first and then differs.
     check_vma=False,
   )
 
@@ -452,8 +451,7 @@ def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
       started=jnp.where(done, state.started - started, state.started),
     )
 
-  # A loop, since the next prompt may be done too: all of its rollouts may have
-  # ended with their first token.
+  # A loop: all rollouts of the next prompt may have ended at their first token.
   return jax.lax.while_loop(moves, move, state)
 
 

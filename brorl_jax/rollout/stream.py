@@ -19,29 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.rollout import programs, sampler
-from brorl_jax.rollout.programs import (
-  INPUT_SPECS,
-  PROGRESS_SPECS,
-  Chunks,
-  DecodeInputs,
-  PrefillBatch,
-  idle,
-)
+from brorl_jax.rollout import programs, sampler, slots
+from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.sampler import OpenRollouts
-from brorl_jax.rollout.slots import (
-  SPLIT,
-  WHOLE,
-  DecodeProgress,
-  DecodeState,
-  ProgramSpec,
-  RolloutQueue,
-  RolloutSpec,
-  fold_in,
-  measure_progress,
-  on_devices,
-  shift,
-)
+from brorl_jax.rollout.slots import SPLIT, WHOLE, DecodeState, ProgramSpec
 from brorl_jax.types import Prompts, Rollouts
 
 # Prompt tokens that a device reads at a time. A product of so many rows takes
@@ -175,7 +156,9 @@ def open_shelf(
   key: Key[Array, ""],
   *,
   each: int,
-) -> tuple[DecodeInputs, Float[Array, "P V"], DecodeState, DecodeProgress]:
+) -> tuple[
+  DecodeInputs, Float[Array, "P V"], DecodeState, slots.DecodeProgress
+]:
   """Reads the first prompts into the first rows of `each`; no place has one.
 
   Returns what decoding reads, logits of first tokens, state, progress.
@@ -188,18 +171,20 @@ def open_shelf(
     logits, prefix = jax.tree.map(more, read)
     none = jnp.zeros((P, N), jnp.int32)
     row = none[:, 0]
-    queue = RolloutQueue(none, row, none, fold_in(key, row), row, row)
+    queue = slots.RolloutQueue(
+      none, row, none, slots.fold_in(key, row), row, row
+    )
     queue = programs.with_none(queue, key)
     first = jnp.full((P, N, 2), -1, jnp.int32)
-    state = idle(spec, jnp.full(P + 1, P, jnp.int32), first)
+    state = programs.idle(spec, jnp.full(P + 1, P, jnp.int32), first)
     inputs = DecodeInputs(weights, prefix, queue)
-    return inputs, logits, state, measure_progress(state, queue, spec)
+    return inputs, logits, state, slots.measure_progress(state, queue, spec)
 
-  return on_devices(
+  return slots.on_devices(
     spec,
     begin,
     (WHOLE, SPLIT, WHOLE),
-    (INPUT_SPECS, SPLIT, SPLIT, PROGRESS_SPECS),
+    (programs.INPUT_SPECS, SPLIT, SPLIT, programs.PROGRESS_SPECS),
   )(spec.policy.unroll(spec.policy.cast(params)), part, key)
 
 
@@ -220,7 +205,7 @@ def read_more(
     put = lambda x, new: x.at[part.to].set(new, mode="drop")
     return jax.tree.map(put, (logits, prefix), new)
 
-  return on_devices(
+  return slots.on_devices(
     spec, read_rows, (WHOLE, SPLIT, SPLIT, SPLIT), (SPLIT, SPLIT)
   )(weights, logits, prefix, part)
 
@@ -231,13 +216,13 @@ Feed = Callable[[int, bool], Prompts | None]
 
 
 def stream(
-  spec: RolloutSpec,
+  spec: slots.RolloutSpec,
   params: PyTree,
   feed: Feed,
   key: Key[Array, ""],
   *,
   places: int,
-  watch: Callable[[DecodeProgress], None] = lambda progress: None,
+  watch: Callable[[slots.DecodeProgress], None] = lambda progress: None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """Yields N rollouts of each prompt, on the host, as prompts finish.
 
@@ -261,7 +246,9 @@ def stream(
         else:
           decoding = _read(decoding, part)
       assert decoding is not None  # the first prompts are unread
-      chunks = Chunks(batch.prompts.index, batch.offset, batch.real, rows)
+      chunks = programs.Chunks(
+        batch.prompts.index, batch.offset, batch.real, rows
+      )
       decoding = _admitted(decoding, chunks, at, key)
       watch(decoding.progress)
       continue  # places may be left, and the feed may have more prompts
@@ -330,7 +317,7 @@ def _read(decoding: OpenRollouts, part: PromptPart) -> OpenRollouts:
 
 def _admitted(
   decoding: OpenRollouts,
-  chunks: Chunks,
+  chunks: programs.Chunks,
   at: Int[np.ndarray, " B"],
   key: Key[Array, ""],
 ) -> OpenRollouts:
@@ -354,9 +341,8 @@ def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
 
   def admit(logits, queue, state, chunks, at, key):
     P = queue.sizes[0]
-    # A lane that still names a finished prompt would take the new prompt's
-    # rollouts for the old one's.
-    state = shift(state, queue)
+    # A lane still naming a finished prompt would take the new one's rollouts.
+    state = slots.shift(state, queue)
     fresh, first = programs.queued(spec, logits[chunks.row], chunks, key)
     # Row P is the prompt without rollouts, so P + 1 is the first index that is
     # out of bounds: padding is not written.
@@ -376,13 +362,13 @@ def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
       packed=put(packed, empty).reshape(P * N, T, 2),
     )
     queue = jax.tree.map(put, queue, fresh)
-    return queue, state, measure_progress(state, queue, spec)
+    return queue, state, slots.measure_progress(state, queue, spec)
 
-  return on_devices(
+  return slots.on_devices(
     spec,
     admit,
     (SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
-    (SPLIT, SPLIT, PROGRESS_SPECS),
+    (SPLIT, SPLIT, programs.PROGRESS_SPECS),
   )(logits, queue, state, chunks, at, key)
 
 
@@ -396,4 +382,6 @@ def _taken(spec: ProgramSpec, state: DecodeState, at, share) -> Rollouts:
       spec, packed, jnp.full(len(at), share, jnp.float32)
     )
 
-  return on_devices(spec, take, (SPLIT, SPLIT, WHOLE), SPLIT)(state, at, share)
+  return slots.on_devices(spec, take, (SPLIT, SPLIT, WHOLE), SPLIT)(
+    state, at, share
+  )

@@ -7,9 +7,8 @@ before an older one is deleted, and again when a run resumes from it. A step
 that does not match is moved aside once an older one has been restored. An error
 of reading (a failing disk, too little memory) is no damage and changes nothing.
 
-A process that is alone compares and deletes in another thread, so that a slow
-disk does not hold up the next step. Several do it together, at the next
-`check`.
+A process that is alone compares and deletes in another thread: a slow disk must
+not hold up the next step. Several do it at the next `check`.
 """
 
 import concurrent.futures
@@ -29,8 +28,7 @@ from brorl_jax.many import processes
 from brorl_jax.runs import folder, intact, lines
 
 _LEAVE_S = 20  # for the last save, where a process of many has failed
-# Of a save: a slow disk ends no run, and orbax measures it by the wall clock,
-# which may jump.
+# Of a save: a slow disk ends no run, and orbax's wall clock may jump.
 _NEVER_S = 10**7
 # Restore to the host: a second state may not fit on the devices.
 _ON_HOST = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -99,8 +97,7 @@ class Store:
     state = jax.tree.map(_own_copy, state)
     record: dict[str, Any] = {"ledger": progress}
     record |= {} if score is None else {"score": score}
-    # Digests are of what the loop holds, not of what is on disk: a write that
-    # goes wrong is found too.
+    # Digests are of what the loop holds, not the disk: bad writes show too.
     record |= {"run": self._run, "leaves": intact.describe(state)}
     extra = intact.sealed(record | {"digest": intact.digest(state)})
     with self._one_line_errors(step):
@@ -186,8 +183,7 @@ class Store:
       manager.wait_until_finished()
       manager.check_for_errors()
       compare(self._directory / str(step), like, extra)
-    # Never before the comparison: until then the older step is the only one
-    # that is known to be whole.
+    # Not before the comparison: until then only the older step is known whole.
     self.good = step
     self._prune(step)
 
@@ -283,8 +279,7 @@ class Store:
       lines.write_whole(to / "config.json", text)
     if (run / "wandb_id").exists():
       (run / "wandb_id").rename(to / "wandb_id")
-    # The newest first: after a kill in between, the newest step that is left
-    # is still one that is not used.
+    # The newest first: after a kill in between the newest left is still unused.
     for step, why in passed:
       (self._directory / str(step)).rename(to / "checkpoints" / str(step))
       self._warn(f"checkpoint {step} is not used ({why}): see {to}")
@@ -310,8 +305,7 @@ def superfluous(
 ) -> list[int]:
   """The steps to delete, ascending.
 
-  The `newest` steps stay, multiples of `every` (0: none), and the best: the
-  earliest with the highest score.
+  The `newest` stay, multiples of `every` (0: none), and the first of the best.
   """
   saved = sorted(scores)
   # Of equals the earliest, so that a resumed run keeps what it kept before.

@@ -51,8 +51,7 @@ _compiler = _Compiler()
 def counting() -> Iterator[None]:
   """Counts compilation inside this context; outside `now` does not count it.
 
-  jax calls a listener for every program of the process, so it is registered
-  only while the training loop needs it.
+  jax calls a listener for every program: registered while training needs it.
   """
   jax.monitoring.register_event_duration_secs_listener(_compiler.on_event)
   try:

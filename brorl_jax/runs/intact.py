@@ -86,10 +86,9 @@ def _part(
 ) -> int:
   """sum_i mix(bits_i + C i) mod 2^64 over elements i of an array, or a shard.
 
-  i counts the elements of the whole array, so that the sum of the parts does
-  not depend on how the array is cut; mix is a bijection that spreads every bit
-  (Steele, Lea & Flood 2014, the finalizer of SplitMix). A shard lies at `index`
-  of the whole array.
+  i counts the elements of the whole array, so that the sum does not depend on
+  how it is cut; mix is a bijection that spreads every bit (Steele, Lea & Flood
+  2014, the finalizer of SplitMix). A shard lies at `index` of the whole array.
   """
   part = np.asarray(array)
   shape = part.shape if shape is None else shape

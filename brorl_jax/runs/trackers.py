@@ -1,7 +1,6 @@
 """Trackers of a run: TensorBoard, and optionally Weights & Biases.
 
-Both show the contents of metrics.jsonl, and with it histograms and samples. A
-failing tracker never stops a run.
+Both show metrics.jsonl, histograms and samples. None stops a run if it fails.
 """
 
 import contextlib

@@ -31,8 +31,7 @@ def file_form(fields: str, domain: str, *, own: bool) -> Form:
   """How the files of a config are read, from `data.fields` and `data.domain`.
 
   `own`: the user's own functions give the rewards, and all lines are of one
-  domain. Raises ValueError if the fields cannot be parsed, or the domain is
-  unknown.
+  domain. Raises ValueError for wrong fields or an unknown domain.
   """
   try:
     names = schema.parse(fields, schema.known(DOMAINS))

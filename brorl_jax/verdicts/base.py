@@ -21,11 +21,9 @@ MAX_REASON = 1000  # characters
 class Verdict:
   """The result of checking one response."""
 
-  # "invalid": the verifier itself failed, which says nothing about the policy;
-  # the response is left out of the loss.
+  # "invalid": the verifier failed; the loss leaves the response out.
   status: Status
-  # 1.0 for a right answer. An answer with parts, such as a program with several
-  # tests, scores the share that is right.
+  # 1.0 for a right answer; of one with parts, such as tests, the right share.
   score: float
   # A code of a few words and, after a colon, details, in one line; or "".
   reason: str = ""

@@ -22,8 +22,7 @@ The program runs in a jail (sandbox/). Expected values never enter it; the
 comparison (`same_output`, or sandbox/codec.py for values) happens outside. Each
 test has `Limits.test_s` CPU seconds, or the `time_limit` of its example; all
 tests together `Limits.total_s`. If the time is exceeded or the run ends
-otherwise, the score is 0. If only the process of one test is killed, that test
-fails.
+otherwise, the score is 0; if only one test's process is killed, it fails.
 """
 
 from __future__ import annotations
@@ -42,14 +41,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.verdicts import base, strict_json
-from brorl_jax.verdicts.base import (
-  Domain,
-  Field,
-  Verdict,
-  judged,
-  overlong,
-  tagged,
-)
 from brorl_jax.verdicts.sandbox import codec, jail_main, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, Failed
@@ -75,7 +66,7 @@ def verify_entry(
   jail: Jail | None = None,
   *,
   limits: Limits | None = None,
-) -> Verdict:
+) -> base.Verdict:
   """Scores the program in a response.
 
   `entry` has "tests" and optionally a "time_limit": CPU seconds of one test, in
@@ -84,7 +75,7 @@ def verify_entry(
   """
   program = extract(response, entry["tests"])
   if program is None:
-    return judged("no program", "")
+    return base.judged("no program", "")
   given: Limits = limits or getattr(jail, "limits", Limits())
   if entry.get("time_limit") is not None:
     test_s = float(entry["time_limit"])
@@ -99,20 +90,19 @@ def verify(
   *,
   limits: Limits | None = None,
   jail: Jail | None = None,
-) -> Verdict:
+) -> base.Verdict:
   """Runs a program on every test; for `tests` see the module.
 
-  "pass" if every test passes, else "fail" with the share that passes;
-  "invalid" if there is no jail or it failed. Raises ValueError if the tests are
-  malformed.
+  "pass" if every test passes, else "fail" with the share that passes; "invalid"
+  if the jail failed. ValueError if the tests are malformed.
   """
   parsed = parse_tests(tests)
-  if fail := overlong(program, MAX_PROGRAM):
+  if fail := base.overlong(program, MAX_PROGRAM):
     return fail
   try:
     ended = _run(program, parsed, limits or Limits(), jail or jails.mine())
   except Failed as error:
-    return Verdict("invalid", 0.0, f"verifier failed: {error}", program)
+    return base.Verdict("invalid", 0.0, f"verifier failed: {error}", program)
   return _verdict(program, parsed, ended)
 
 
@@ -156,7 +146,7 @@ def extract(
   without tests, that is marked. Definitions that it lacks come from the others.
   """
   text = base.after_thinking(response)
-  blocks, inside = _blocks(text), tagged(text)
+  blocks, inside = _blocks(text), base.tagged(text)
   if inside:
     blocks = _blocks(inside) or [*blocks, ("", inside)]
   texts = [block for _, block in blocks[-_BLOCKS:]]
@@ -286,10 +276,12 @@ def _run(
   return ended if fails or left <= 0 else run(slice(count), 1, left)
 
 
-def _verdict(program: str, tests: Tests, ended: zygote.JobResult) -> Verdict:
+def _verdict(
+  program: str, tests: Tests, ended: zygote.JobResult
+) -> base.Verdict:
   count, frames = len(tests.outputs), ended.frames
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
-    return judged(ended.reason, program)
+    return base.judged(ended.reason, program)
   if frames and frames[0].index == jail_main.BEFORE:
     faults = [_reason(frames[0].why)]
   elif len(frames) > count:
@@ -300,12 +292,12 @@ def _verdict(program: str, tests: Tests, ended: zygote.JobResult) -> Verdict:
     faults = [_fault_of_test(tests, i, frame) for i, frame in enumerate(frames)]
   passed, fault = faults.count(""), next(filter(None, faults), "")
   if passed == count and not ended.reason:
-    return judged("", program)
+    return base.judged("", program)
   if len(frames) < count and not fault:
     fault = "ended early"
   if count > 1 and passed:
     fault = f"{fault}{',' if ':' in fault else ':'} {passed} of {count} pass"
-  return Verdict("fail", min(passed, count - 1) / count, fault, program)
+  return base.Verdict("fail", min(passed, count - 1) / count, fault, program)
 
 
 def _fault_of_test(tests: Tests, index: int, frame: zygote.Frame) -> str:
@@ -600,13 +592,13 @@ def _check_reference(record: Mapping[str, Any]) -> dict[str, Any]:
   return entry
 
 
-DOMAIN = Domain(
+DOMAIN = base.Domain(
   name="code",
   verify=verify_entry,
   fields={
-    "tests": Field(_tests),
-    "time_limit": Field(_time_limit, optional=True),
-    "prompt": Field(str, optional=True),
+    "tests": base.Field(_tests),
+    "time_limit": base.Field(_time_limit, optional=True),
+    "prompt": base.Field(str, optional=True),
   },
   check_reference=_check_reference,
   part=lambda response, entry: extract(response, entry["tests"]),

@@ -1,7 +1,6 @@
 """The table of domains. Each is one value that its file declares.
 
-To add a domain, add a file or folder with a `Domain`, a line here and its
-defaults in base.py.
+A new domain needs a file with a `Domain`, a line here and defaults in base.py.
 """
 
 from __future__ import annotations

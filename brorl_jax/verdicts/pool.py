@@ -29,8 +29,7 @@ Part = Callable[[str, Mapping[str, Any]], Any]
 class Job(NamedTuple):
   domain: str  # name of the verifier
   response: str
-  # The example's entry. Responses to one prompt share the same object, by which
-  # equal jobs are found.
+  # The example's; responses to a prompt share the object: it finds equal jobs.
   entry: Mapping[str, Any]
 
 

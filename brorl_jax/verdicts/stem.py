@@ -77,8 +77,7 @@ def verify(
     an expression by `math.verify`, if the right answer is one
 
   `answer` is what `check_reference` returns, and `jail` is for `math.verify`.
-  Raises ValueError if the response is no text, or the answer no letter of a
-  choice.
+  ValueError if the response is no text, or the answer no letter of a choice.
   """
   base.require_text(response)
   given = find(response)

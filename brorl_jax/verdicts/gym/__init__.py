@@ -26,25 +26,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from brorl_jax.verdicts import base, strict_json
-from brorl_jax.verdicts.base import (
-  Domain,
-  Example,
-  Family,
-  Field,
-  Verdict,
-  judged,
-)
-from brorl_jax.verdicts.gym import checks
-from brorl_jax.verdicts.gym.tables import (
-  ALLOWED,
-  LONGEST,
-  MAX_ANSWER,
-  MAX_COMPLEXITY,
-  REFUSED,
-  STORED,
-  library,
-  scorer,
-)
+from brorl_jax.verdicts.base import Domain, Example, Family, Verdict
+from brorl_jax.verdicts.gym import checks, tables
+from brorl_jax.verdicts.gym.tables import ALLOWED, REFUSED, STORED, scorer
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail, mine
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
 
@@ -203,7 +187,7 @@ def _refuse(name: str, *, drawn: bool) -> None:
 @functools.lru_cache(maxsize=256)
 def _dataset(family: Family) -> Any:
   _refuse(family.name, drawn=True)
-  config = library().factory.DATASETS[family.name][1]
+  config = tables.library().factory.DATASETS[family.name][1]
   defaults = {
     field.name: _default(field)
     for field in dataclasses.fields(config)
@@ -220,7 +204,7 @@ def _dataset(family: Family) -> Any:
         f" {defaults[key]!r}"
       )
   try:
-    dataset = library().create_dataset(
+    dataset = tables.library().create_dataset(
       family.name, **family.settings, seed=0, size=1
     )
   except Exception as error:
@@ -228,11 +212,11 @@ def _dataset(family: Family) -> Any:
       f"{_describe(family)} is not valid: {_one_line(error)}"
     ) from error
   complexity = getattr(dataset.config, "max_complexity", 0)
-  if complexity > MAX_COMPLEXITY:
+  if complexity > tables.MAX_COMPLEXITY:
     raise ValueError(
       f"family {family.name!r}: setting max_complexity = {complexity} is too"
       " large (one puzzle may take over 10 s); set it to at most"
-      f" {MAX_COMPLEXITY}"
+      f" {tables.MAX_COMPLEXITY}"
     )
   return dataset
 
@@ -305,8 +289,8 @@ def verify(
   answer = base.tagged(said)
   answer = said.strip() if answer is None else answer
   if not answer:
-    return judged("empty answer", answer)
-  if fail := base.overlong(answer, LONGEST.get(name, MAX_ANSWER)):
+    return base.judged("empty answer", answer)
+  if fail := base.overlong(answer, tables.LONGEST.get(name, tables.MAX_ANSWER)):
     return fail
   try:
     return _scored(name, answer, entry, jail)
@@ -316,7 +300,7 @@ def verify(
       _scored(name, oracle, entry, jail)
     except Exception:
       return Verdict("invalid", 0.0, f"{reason} on its own answer", answer)
-    return judged(reason, answer)
+    return base.judged(reason, answer)
 
 
 def _task(entry: Mapping[str, Any]) -> str:
@@ -331,32 +315,32 @@ def _scored(
   if name in checks.FORMS:
     pattern, form = checks.FORMS[name]
     if not re.fullmatch(pattern, answer):
-      return judged(f"refused: not {form}", answer)
+      return base.judged(f"refused: not {form}", answer)
   if name in checks.CHECKS:
     found = checks.CHECKS[name](answer, entry)
     fault = found if isinstance(found, str) else "" if found else "wrong answer"
-    return judged(fault, answer)
+    return base.judged(fault, answer)
   if name in JAILED:
     metadata = entry["metadata"]
     reason = checks.refuse_integral(answer, metadata["variable"])
     if reason:
-      return judged(f"refused: {reason}", answer)
+      return base.judged(f"refused: {reason}", answer)
     asked = {"answer": entry["answer"], "metadata": dict(metadata)}
     try:
       score = (jail or mine()).ask("gym", answer, asked, timeout=_SECONDS)
     except Failed as error:
       return Verdict("invalid", 0.0, f"verifier failed: {error}", answer)
     if isinstance(score, Mapping):
-      return judged(f"scorer raised {score['raised']}", answer)
+      return base.judged(f"scorer raised {score['raised']}", answer)
   else:
     score = scorer(name)(answer, entry)
   score = float(score)
   if not math.isfinite(score):
-    return judged(f"scorer returned {score}", answer)
+    return base.judged(f"scorer returned {score}", answer)
   if score < 1.0:
     return Verdict("fail", score, "wrong answer", answer)
   if name in _NOTHING_ELSE and not _NOTHING_ELSE[name](answer, entry["answer"]):
-    return judged("text next to the answer", answer)
+    return base.judged("text next to the answer", answer)
   return Verdict("pass", score, "", answer)
 
 
@@ -404,7 +388,9 @@ def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
 DOMAIN = Domain(
   name=base.MADE,
   verify=verify,
-  fields={"entry": Field(lambda value: strict_json.mapping(value, "entry"))},
+  fields={
+    "entry": base.Field(lambda value: strict_json.mapping(value, "entry"))
+  },
   check_reference=_check_reference,
   task=lambda record: _task(record["entry"]),
 )

@@ -14,16 +14,14 @@ from fractions import Fraction
 from typing import Any
 
 Entry = Mapping[str, Any]
-# Whether an answer is right, or the reason why it is not. A check raises only
-# if the entry is damaged.
+# Whether an answer is right, or why not; raises only if the entry is damaged.
 Check = Callable[[str, Entry], bool | str]
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 
-# Arithmetic without executing it. The library passes such answers to
-# sympy.parse_expr, which evaluates Python.
+# Arithmetic without executing it, unlike the library's sympy.parse_expr.
 
 
 def value(text: str) -> Fraction | None:

@@ -248,8 +248,7 @@ def is_english(response: str) -> bool:
   """Whether a text looks like English.
 
   Nine letters in ten must be a to z. From 20 words on, one word in 20 must be
-  among the 46 most common. A language detector would guess on short texts and
-  on texts in capitals.
+  among the 46 most common. A detector would guess on short texts and capitals.
   """
   letters = sum(map(str.isalpha, response))
   words = re.findall(r"[a-z]+", response.lower())
@@ -364,8 +363,7 @@ def _is_quoted(response: str) -> bool:
 class Checker(NamedTuple):
   # Whether a text follows it; takes the arguments as keywords.
   followed: Callable[..., bool]
-  # For each argument a function that reads the JSON value, or raises ValueError
-  # with the required kind.
+  # Reads the JSON value of each argument; ValueError with the required kind.
   arguments: Mapping[str, Callable[[Any], Any]]
 
 

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# 16,384 tokens have at most about 80,000 characters. The limit is needed
-# because some checkers take quadratic time.
+# 16,384 tokens have up to 80,000 characters; some checkers are quadratic.
 MAX_RESPONSE = 100_000
 INSTALL = 'pip install "brorl_jax[if]"'
 
@@ -66,8 +65,7 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
     return False
   try:
     if kind == "language:response_language":
-      # Not the library's checker: it accepts texts that the detector cannot
-      # classify, such as "111", in any language.
+      # Not the library's: it accepts "111", which has no language, in any.
       detect = importlib.import_module("langdetect").detect
       return detect(response) == kwargs["language"]
     checker.build_description(**kwargs)

@@ -18,9 +18,8 @@ from brorl_jax.verdicts.math.structure import Assign, Items, Leaf, Node, Row
 Answer = bool | None
 LeafRule = Callable[[Leaf, Leaf], Answer]
 
-# A reference with this many significant digits counts as rounded. With fewer it
-# is often exact (2.5, 0.125), and half a unit of the last digit would accept
-# wrong answers.
+# A reference of this many digits counts as rounded. With fewer it is often
+# exact (2.5, 0.125), and half a unit of the last digit would be too much.
 _ROUNDED_DIGITS = 4
 _LETTERS_LAST = re.compile(r"(.*[\d})]) ([A-Za-z](?: [/^*] .*)?)")
 

@@ -16,9 +16,8 @@ The level of programs is the strongest that stops attempts to break out:
           or threads fail. Used only with reward.allow_inner
   none    neither: programs cannot be scored, and a run that needs them stops
 
-A level counts only if it has just stopped harmless attempts to fork, to signal,
-to open a socket, to read and write outside, and to take too much memory or
-time.
+A level counts if it has just stopped harmless attempts to fork, to signal, to
+open a socket, to read and write outside, and to take too much memory or time.
 
 What the jail does not promise. About a hundred system calls remain, and it does
 not protect against faults of the kernel or the CPU: to run programs of a

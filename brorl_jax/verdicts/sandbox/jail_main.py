@@ -56,12 +56,10 @@ STATUS = struct.Struct("=id")  # wait status and CPU-seconds of a job
 BROKEN = 5  # exit status of a job's process that failed by itself
 LENGTH = struct.Struct("=I")  # of a message, which follows
 
-# Results of a job start with a byte, sent before the program is compiled.
-# Frames follow: `FRAME` and two byte strings, the value and, without a value,
-# the reason.
+# Results start with a byte, sent before the program is compiled. Frames follow:
+# `FRAME` and two byte strings, the value and, without a value, the reason.
 BEGUN = b"+"
-# Index, wait status, whether it was the first test of its process, CPU seconds,
-# lengths of two byte strings.
+# Index, wait status, whether first in its process, CPU seconds, two lengths.
 FRAME = struct.Struct("=ii?dII")
 OVERFLOW = -1  # as a status: more output than the limit
 BEFORE = -1  # as an index: failed before the first test

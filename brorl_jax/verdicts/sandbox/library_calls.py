@@ -64,8 +64,7 @@ class LibraryCall:
   function: Callable[..., Any]  # from JSON values to a JSON value
   # The function may execute model text. Without isolation the call is refused.
   isolated: bool = False
-  # Executed text could affect the next call, so the process that ran it answers
-  # no other.
+  # Executed text could affect the next call: its process answers no other.
   fresh: bool = False
 
 
@@ -146,8 +145,7 @@ class LibraryWorker(process.Worker):
     """The result of a library call, any JSON value. The caller checks it.
 
     `args` are JSON values of at most 4 MiB together, `timeout` seconds of CPU
-    time, or of sleep, > 0; see process.py. Raises Failed, in one line, if there
-    is no answer.
+    time, or of sleep, > 0; see process.py. Raises Failed without an answer.
     """
     if not timeout > 0:
       raise ValueError(f"timeout is {timeout}; use seconds > 0")

@@ -17,8 +17,7 @@ it answers.
 `JobClock` has time limits that do not depend on the load of the machine. A job
 has seconds of CPU time, not of wall time. It may sleep for equally long. Sleep
 is the time in which its processes neither run nor wait for a CPU, according to
-the kernel's scheduler. Without such data all time that is not CPU time counts
-as sleep.
+the kernel's scheduler. Without such data all other time counts as sleep.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ ENVIRONMENT = {
   "PYTHONSAFEPATH": "1",
   "PYTHONUTF8": "1",
 }
-# Wall seconds per CPU second that a job may take: a job that gets a tenth of a
-# CPU can still use all its CPU seconds.
+# Wall seconds per CPU second of a job, which may get a tenth of a CPU.
 PATIENCE = 10
 # Longest time limit, in CPU seconds per test, that an example may set.
 MAX_TEST_S = 60.0
@@ -122,9 +120,8 @@ def _end(
   if os.getpid() != owner:  # a fork of ours must not end it
     life.close()
     return
-  # When we hang up, the process kills what it started, waits for it and ends.
-  # A zygote of a jail is the first process of its namespaces, which end with
-  # it.
+  # When we hang up, the process kills what it started, waits for it and ends. A
+  # zygote of a jail is the first process of its namespaces, which end with it.
   left_s = _END_S
   try:
     life.shutdown(socket.SHUT_WR)

@@ -18,8 +18,7 @@ Landlock does not cover a file's mode, times and owner, so the system calls that
 change these are not allowed. stat() is allowed: names and sizes of files can be
 probed.
 
-Standard library only, for Python 3.9 and later, because the system's
-interpreter may run this file.
+Standard library only, from Python 3.9: the system's interpreter may run this.
 """
 
 from __future__ import annotations
@@ -269,9 +268,8 @@ def _prepared(code: Sequence[Instruction]) -> Callable[[], None]:
 # and honest programs make are allowed. A few dozen that only attacks make kill
 # the process. All others fail with an error that programs handle.
 
-# Calls as name:x86-64:aarch64; "-" if aarch64 lacks the call, because a later
-# one replaced it. Numbers from asm/unistd_64.h and asm-generic/unistd.h of
-# Linux.
+# Calls as name:x86-64:aarch64; "-" if aarch64 lacks the call, as a later one
+# replaced it. Numbers from asm/unistd_64.h and asm-generic/unistd.h of Linux.
 
 
 class Architecture(NamedTuple):
@@ -434,8 +432,7 @@ def _rules(
     ]
   bodies = {
     "clone": clone,
-    # Its flags lie in memory, which a filter cannot read. On this error the C
-    # library falls back to clone.
+    # Its flags lie in memory, which a filter cannot read; libc then uses clone.
     "clone3": [_answer(ERRNO | errno.ENOSYS)],
     # Before version 3, Landlock allows truncating a file that may be read.
     "openat": [

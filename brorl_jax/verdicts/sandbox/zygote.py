@@ -278,8 +278,7 @@ def _expected(frames: Sequence[Frame]) -> list[Frame]:
 
 # Its start.
 
-# The jail cannot read this package; it receives the sources of these modules,
-# each after those that it imports.
+# Modules that a jail, which cannot read this package, gets in import order.
 _MODULES = ("seccomp_landlock", "codec", "jail_main")
 _BOOT = """
 import sys
@@ -381,8 +380,7 @@ def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
     return []
   command = [path, "--unshare-all", "--die-with-parent", "--new-session"]
   command += ["--as-pid-1", "--info-fd", str(info), "--hostname", "box"]
-  # The zygote mounts /tmp with a limit on files, which bwrap cannot set. Then
-  # it drops this capability.
+  # To mount /tmp with a limit on files, which bwrap cannot set; then dropped.
   command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
   command += ["--ro-bind", "/usr", "/usr"]
   for name in ("bin", "lib", "lib64"):
