@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -107,7 +106,7 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
   columns = list(columns)
   if not columns:
     return Refused(field, "missing; add it to every example")
-  close = difflib.get_close_matches(field, columns, 1, cutoff=strict_json.ALIKE)
+  close = strict_json.alike(field, columns)
   column = show(close[0])[1:-1] if close else "COLUMN"
   return Refused(
     field,
@@ -236,9 +235,7 @@ def _domain(
       " --config.data.domain=math for all",
     )
   name = record.get("domain")
-  near = difflib.get_close_matches(
-    str(name), domains, 1, cutoff=strict_json.ALIKE
-  )
+  near = strict_json.alike(str(name), domains)
   foreign = bool(form.domain) and not near
   name = form.domain if foreign else name
   if not isinstance(name, str) or name not in domains:

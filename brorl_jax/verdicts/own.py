@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import difflib
 import functools
 import hashlib
 import importlib
@@ -51,7 +50,7 @@ from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
 from brorl_jax.verdicts.pool import TimedVerdict
 from brorl_jax.verdicts.sandbox import process
 from brorl_jax.verdicts.sandbox.process import Deadline, Failed
-from brorl_jax.verdicts.strict_json import ALIKE, show
+from brorl_jax.verdicts.strict_json import alike, show
 
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
 _WHAT = "config.reward.verifier"
@@ -115,9 +114,7 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
 
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-  close = [one for one in known if sorted(one) == sorted(name)]  # swapped
-  close += difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)
-  close = [*close, _ELSEWHERE.get(name)][0]
+  close = [*alike(name, known), _ELSEWHERE.get(name)][0]
   return f"; did you mean {close}?" if close in known else ""
 
 

@@ -11,12 +11,11 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 MAX_LINE = 1_000_000  # bytes
 MAX_DEPTH = 16
-ALIKE = 0.8  # of a name that is proposed: gspo and grpo, 0.75, are two things
 _LONGEST = 500  # characters of an error
 _DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it"
 
@@ -63,6 +62,12 @@ def kind(value: Any) -> str:
   return show(json.dumps(value))[1:-1]
 
 
+def alike(name: str, known: Collection[str]) -> list[str]:
+  """The name that was meant, if any: gspo and grpo, 0.75, are two things."""
+  swapped = [one for one in known if sorted(one) == sorted(name)]
+  return swapped or difflib.get_close_matches(name, known, 1, cutoff=0.8)
+
+
 def did_you_mean(
   name: object,
   known: Iterable[str],
@@ -70,7 +75,7 @@ def did_you_mean(
   quoted: Callable[[str], str] = str,
 ) -> str:
   """A remedy: the known name nearest to an unknown one, if one is near."""
-  close = difflib.get_close_matches(str(name), [*known], 1, cutoff=ALIKE)
+  close = alike(str(name), [*known])
   return f"did you mean {quoted(close[0])}?" if close else otherwise
 
 
