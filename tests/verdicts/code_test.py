@@ -243,16 +243,19 @@ class Counted:
     return ended
 
 
-def test_a_wrong_program_costs_no_more_than_a_right_one(jail):
-  """One test more, and nothing more if the first test failed."""
+def test_no_program_learns_from_being_run_again(jail):
+  """How its tests run is decided by its text, before any of them."""
   tests = squares(20)
   for program, jobs in (
     ("print(int(input()) ** 2)", [(20, 8)]),
-    ("print(int(input()) ** 3)", [(20, 8), (1, 1)]),  # right for 1
-    ("print(int(input()) ** 2 + 1)", [(20, 8)]),
-    ("n = int(input()); print(n * n if n < 20 else 0)", [(20, 8), (1, 1)]),
-    ("n = int(input()); print(n * n if n < 17 else 0)", [(20, 8)]),
-    (DIRTY.format(condition=""), [(20, 8), (1, 1), (20, 1)]),
+    ("print(int(input()) ** 3)", [(20, 8)]),  # right for 1
+    ("import sys\nsys.stdin = open(0)\nprint(int(input()) ** 3)", [(20, 8)]),
+    ("import sys\nsys.old = 1\nprint(int(input()) ** 3)", [(20, 1)]),
+    ("import math as m\nif m.pi <= 3 or m.e == 4: m = 1", [(20, 8)]),
+    ("open(0).read()", [(20, 8)]),
+    ("open('a.txt', 'a').write('b')", [(20, 1)]),
+    ("import " + ", ".join(f"a{i}" for i in range(99)), [(20, 1)]),
+    (DIRTY.format(condition=""), [(20, 1)]),
   ):
     counted = Counted(jail)
     outcome(program, tests, counted)
@@ -264,8 +267,7 @@ def test_all_runs_of_a_program_share_its_time(jail):
   busy += "while time.process_time() < end: pass\n"
   program = busy + DIRTY.format(condition="")
   assert outcome(program, squares(3), jail, test_s=1.0)[0] == "pass"
-  # .3 s, one test again, and all again.
-  assert outcome(program, squares(3), jail, test_s=0.5, total_s=0.55)[2] == (
+  assert outcome(program, squares(3), jail, test_s=0.5, total_s=0.25)[2] == (
     "time-out"
   )
 
@@ -307,10 +309,8 @@ print(n * n if visits == 1 {condition} else "dirty")
   "condition, status, score",
   [
     ("", "pass", 1.0),
-    # Alone only 4 fails. 2 was the first to fail after others and passes
-    # alone, so all are run again.
     ("and n != 4", "fail", round(11 / 12, 3)),
-    ("and n != 1", "fail", 0.083),
+    ("and n != 1", "fail", round(11 / 12, 3)),
   ],
 )
 def test_no_test_fails_for_what_another_left(jail, condition, status, score):
@@ -588,7 +588,7 @@ def test_a_program_that_is_too_long_is_not_run():
 def test_reasons_cannot_be_forged(jail):
   program = """
 import os, struct
-frame = struct.pack("=ii?dII", -1, 0, True, 0.0, 0, 11) + b"passed\\n\\x1b[2J"
+frame = struct.pack("=iidII", -1, 0, 0.0, 0, 11) + b"passed\\n\\x1b[2J"
 for fd in range(3, 256):
   try:
     os.write(fd, frame)
@@ -628,7 +628,7 @@ def test_expected_values_do_not_enter_the_jail():
   "payload", [b"", b"[", b"{}", b'["q"]', b"[" * 10_000, b'["i", 3]', b"\xff"]
 )
 def test_results_that_are_no_values(payload):
-  frames = [zygote.Frame(i, 0, True, 0.0, payload, b"") for i in range(3)]
+  frames = [zygote.Frame(i, 0, 0.0, payload, b"") for i in range(3)]
   verdict = code.verify("pass", ADD, jail=Recorder(frames))
   assert verdict == Verdict("fail", 0.0, "malformed results", "pass")
 

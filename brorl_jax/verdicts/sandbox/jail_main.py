@@ -36,7 +36,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -44,7 +43,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from brorl_jax.verdicts.sandbox import codec, seccomp_landlock
@@ -59,8 +58,8 @@ LENGTH = struct.Struct("=I")  # of a message, which follows
 # Results start with a byte, sent before the program is compiled. Frames follow:
 # `FRAME` and two byte strings, the value and, without a value, the reason.
 BEGUN = b"+"
-# Index, wait status, whether first in its process, CPU seconds, two lengths.
-FRAME = struct.Struct("=ii?dII")
+# Index, wait status, CPU seconds, two lengths.
+FRAME = struct.Struct("=iidII")
 OVERFLOW = -1  # as a status: more output than the limit
 BEFORE = -1  # as an index: failed before the first test
 KILLED = 9  # exit status of a stdio job: a process of it was killed
@@ -71,7 +70,8 @@ _END = struct.Struct("=Bd40s")
 _STOPPED = b"."  # the process ended between two tests
 
 _TMP = "/tmp"
-_TMP_OPTIONS = "size=32m,nr_inodes=4096,mode=755"
+# 32 MB, and inputs and outputs of 8 tests.
+_TMP_OPTIONS = "size=160m,nr_inodes=4096,mode=700"
 _TMP_FLAGS = 2 | 4 | 8  # no setuid, no devices, no programs
 # Modules that solutions import most, loaded once. The list is short because a
 # fork costs more in a larger interpreter. threading and random are left out:
@@ -86,14 +86,14 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   """Forks one process per job until the host closes its end of the socket.
 
   `control` is our end; jobs may read the `readable` files of the interpreter.
-  With `namespaces` of our own we mount a folder for scratch files, which ends
-  with us. Otherwise jobs can write nothing and start no threads, because the
-  kernel would count the threads of all jobs together.
+  With `namespaces` each job has new process numbers and an empty folder for
+  scratch files: what it could count tells it nothing about other jobs.
+  Otherwise jobs can write nothing and start no threads, because the kernel
+  would count the threads of all jobs together.
   """
   limit_descriptors()
-  if namespaces:
-    seccomp_landlock.mount_tmpfs(_TMP, _TMP_FLAGS, _TMP_OPTIONS)
-  seccomp_landlock.drop_capabilities()
+  if not namespaces:
+    seccomp_landlock.drop_capabilities()
   for name in _WARM.split():
     __import__(name)
   # `site` is not loaded, and many programs end with exit().
@@ -106,25 +106,35 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   gc.collect()
   gc.freeze()  # a collection in a program must not touch shared pages
   seccomp_landlock.adopt_orphans()
-  sock, jobs = socket.socket(fileno=control), 0
+  sock = socket.socket(fileno=control)
+  with _new_namespaces(namespaces):  # fails before the first job
+    pass
   write(control, framed(codec.dumps({"pid": os.getpid()})))
   while True:
     order, fds, _, _ = socket.recv_fds(sock, 1, 3)
     if not order:
       _end([])
-    jobs += 1
-    scratch = f"{_TMP}/{jobs}" if namespaces else None
-    if scratch:
-      os.mkdir(scratch, 0o700)
-    pid = os.fork()
-    if pid == 0:
-      _job(fds, scratch, readable)
-    for fd in fds:
-      os.close(fd)
-    sock.send(STATUS.pack(*_await(sock, pid)))
-    if scratch:
-      # If this fails the interpreter ends, and its scratch folder with it.
-      shutil.rmtree(scratch)
+    with _new_namespaces(namespaces):
+      pid = os.fork()
+      if pid == 0:
+        _job(fds, _TMP if namespaces else None, readable)
+      for fd in fds:
+        os.close(fd)
+      sock.send(STATUS.pack(*_await(sock, pid)))
+
+
+@contextlib.contextmanager
+def _new_namespaces(wanted: bool) -> Iterator[None]:
+  """The next child is process 1; numbers of files count from the start."""
+  if not wanted:
+    yield
+    return
+  seccomp_landlock.mount_tmpfs(_TMP, _TMP_FLAGS, _TMP_OPTIONS)
+  seccomp_landlock.unshare_processes()
+  yield
+  # An error ends the interpreter, and what is mounted with it.
+  seccomp_landlock.share_processes()
+  seccomp_landlock.unmount(_TMP)
 
 
 def _await(sock: socket.socket, pid: int) -> tuple[int, float]:
@@ -221,11 +231,10 @@ def send(
   payload: bytes,
   why: bytes,
   *,
-  first: bool = True,
   cpu_s: float = 0.0,
 ) -> None:
   sizes = len(payload), len(why)
-  write(results, FRAME.pack(index, status, first, cpu_s, *sizes))
+  write(results, FRAME.pack(index, status, cpu_s, *sizes))
   write(results, payload)
   write(results, why)
 
@@ -316,7 +325,10 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
   killed = done = 0
   while done < len(texts):
     # Files, not pipes: no process has to move bytes.
-    files = [_files(text) for text in texts[done : done + most]]
+    try:
+      files = [_files(text) for text in texts[done : done + most]]
+    except OSError:  # the program has filled its folder
+      break
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -332,7 +344,7 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
       exit_status, cpu_s, name = _END.unpack(end)
       output = files[count][1], limits.output_bytes
       status = exit_status << 8
-      _tell(results, done + count, status, name, output, count == 0, cpu_s)
+      _tell(results, done + count, status, name, output, cpu_s)
       count += 1
     status = os.waitpid(pid, 0)[1]
     os.close(reader)
@@ -340,7 +352,7 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
     if count < len(files) and not (count and len(end) == len(_STOPPED)):
       # The process ended during a test.
       output = files[count][1], limits.output_bytes
-      _tell(results, done + count, status, b"", output, count == 0, 0.0)
+      _tell(results, done + count, status, b"", output, 0.0)
       count += 1
     done += count
     for fd in sum(files, ()):
@@ -354,7 +366,6 @@ def _tell(
   status: int,
   name: bytes,
   output: tuple[int, int],
-  first: bool,
   cpu_s: float,
 ) -> None:
   """Sends the end of a test; `output` is a file and its limit in bytes."""
@@ -363,7 +374,7 @@ def _tell(
   if len(written) > most:
     status, written = OVERFLOW, b""
   name = name.rstrip(b"\0")
-  send(results, index, status, written, name, first=first, cpu_s=cpu_s)
+  send(results, index, status, written, name, cpu_s=cpu_s)
 
 
 def _read(fd: int, size: int) -> bytes:
@@ -374,10 +385,17 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def _files(text: str) -> tuple[int, int]:
-  files = os.memfd_create("stdin"), os.memfd_create("stdout")
+  files = _file(), _file()
   write(files[0], text.encode())
   os.lseek(files[0], 0, os.SEEK_SET)
   return files
+
+
+def _file() -> int:
+  """A file without a name; the kernel counts memory files of all jails."""
+  if (folder := os.getcwd()) == _TMP:
+    return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+  return os.memfd_create("stream")
 
 
 def _programs(

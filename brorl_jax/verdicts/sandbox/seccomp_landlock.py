@@ -33,7 +33,7 @@ import platform
 import resource
 import signal
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -129,6 +129,26 @@ def mount_tmpfs(path: str, flags: int, options: str) -> None:
   names = b"tmpfs", path.encode(), b"tmpfs"
   if _libc().mount(*names, ctypes.c_ulong(flags), options.encode()):
     raise _error(f"mount {path}")
+
+
+def unmount(path: str) -> None:
+  if _libc().umount2(path.encode(), 0):
+    raise _error(f"unmount {path}")
+
+
+def unshare_processes() -> None:
+  """The next child begins a new namespace of processes; needs namespaces."""
+  if _libc().unshare(_CLONE_NEWPID):
+    raise _error("unshare")
+
+
+def share_processes() -> None:
+  """Later children are in the namespace of this process again."""
+  ours = os.pidfd_open(os.getpid())
+  failed = _libc().setns(ours, _CLONE_NEWPID)
+  os.close(ours)
+  if failed:
+    raise _error("setns")
 
 
 def drop_capabilities() -> None:
@@ -295,12 +315,12 @@ _ALLOWED = """
   uname:63:160 fsync:74:82 fdatasync:75:83 ftruncate:77:46 getdents:78:-
   getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82:- mkdir:83:- rmdir:84:-
   unlink:87:- readlink:89:- umask:95:166 gettimeofday:96:169 getrlimit:97:163
-  getrusage:98:165 sysinfo:99:179 times:100:153 getuid:102:174 getgid:104:176
+  getrusage:98:165 times:100:153 getuid:102:174 getgid:104:176
   geteuid:107:175 getegid:108:177 getppid:110:173 getpgrp:111:-
   getgroups:115:158 getresuid:118:148 getresgid:120:150 getpgid:121:155
   getsid:124:156 sigaltstack:131:132 sched_getparam:143:121
   sched_getscheduler:145:120 arch_prctl:158:- gettid:186:178 time:201:-
-  futex:202:98 sched_getaffinity:204:123 epoll_create:213:- getdents64:217:61
+  sched_getaffinity:204:123 epoll_create:213:- getdents64:217:61
   set_tid_address:218:96 restart_syscall:219:128 fadvise64:221:223
   clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115
   exit_group:231:94 epoll_wait:232:- epoll_ctl:233:21 mkdirat:258:34
@@ -329,7 +349,7 @@ _KILLED = """
 # Allowed with some arguments; see _rules.
 _WEIGHED = """
   ioctl:16:29 sendto:44:206 socketpair:53:199 clone:56:220 fcntl:72:25
-  openat:257:56 prlimit64:302:261 clone3:435:435
+  futex:202:98 openat:257:56 prlimit64:302:261 clone3:435:435
 """
 
 # Also allowed in a process that prepares others.
@@ -360,11 +380,15 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _CLONE_THREAD = 0x10000
-# Any new namespace.
-_CLONE_NEW = 0x7E020000
+# Any new namespace, and one of processes.
+_CLONE_NEW, _CLONE_NEWPID = 0x7E020000, 0x20000000
 _O_ACCMODE, _O_TRUNC = 0x3, 0x200
-# fcntl: duplicate, flags, locks; not signal owners or pipe sizes.
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+# fcntl: duplicate, flags; not signal owners or pipe sizes. Locks, by which two
+# jails could talk, succeed and do nothing: no other process could hold one.
+_FCNTL, _LOCKS = (0, 1, 2, 3, 4, 1030, 1032), (6, 7, 37, 38)
+# futex: among the threads of a process, or to wait for one. A file of the host
+# in memory could otherwise wake other jails.
+_PRIVATE, _COMMAND, _WAITS = 0x80, 0x7F, (0, 9)
 _FIOCLEX, _FIONCLEX, _FIONBIO = 0x5451, 0x5450, 0x5421
 _AF_UNIX = 1
 
@@ -441,7 +465,20 @@ def _rules(
       *_unless(_EQUAL, _O_TRUNC | os.O_RDONLY),
       _answer(ALLOW),
     ],
-    "fcntl": _only(1, _FCNTL, errno.EPERM),
+    "fcntl": [
+      _load_argument(1),
+      *_equal(_LOCKS, ERRNO),  # error 0
+      *_equal(_FCNTL, ALLOW),
+      _answer(ERRNO | errno.EPERM),
+    ],
+    "futex": [
+      _load_argument(1),
+      Instruction(_ANY_BIT, 0, 1, _PRIVATE),
+      _answer(ALLOW),
+      Instruction(_AND, 0, 0, _COMMAND),
+      *_equal(_WAITS, ALLOW),
+      _answer(ERRNO | errno.EPERM),
+    ],
     "ioctl": _only(1, (_FIOCLEX, _FIONCLEX, _FIONBIO), errno.ENOTTY),
     "sendto": _only_null(4),  # no address: asyncio's socket pair needs none
     "prlimit64": _only_null(2),  # no new limits
@@ -476,10 +513,14 @@ def _unless(test: int, value: int) -> list[Instruction]:
 def _only(
   index: int, values: Iterable[int], otherwise: int
 ) -> list[Instruction]:
-  code = [_load_argument(index)]
-  for value in values:
-    code += [Instruction(_EQUAL, 0, 1, value), _answer(ALLOW)]
+  code = [_load_argument(index), *_equal(values, ALLOW)]
   return [*code, _answer(ERRNO | otherwise)]
+
+
+def _equal(values: Iterable[int], answer: int) -> Iterator[Instruction]:
+  for value in values:
+    yield Instruction(_EQUAL, 0, 1, value)
+    yield _answer(answer)
 
 
 def _only_null(index: int) -> list[Instruction]:

@@ -52,7 +52,6 @@ class Frame(NamedTuple):
 
   index: int  # number of the test, or -1 for a failure before the first
   status: int  # wait status of the test
-  first: bool  # whether it was the first test of its process
   cpu_s: float  # CPU seconds; the program may have forged them
   payload: bytes  # the encoded value
   why: bytes  # reason of a failure; the program may have forged it
@@ -258,14 +257,12 @@ def _next_frame(data: bytearray, at: int) -> tuple[Frame, int] | None:
   begin = at + jail_main.FRAME.size
   if len(data) < begin:
     return None
-  index, status, first, cpu_s, size, more = jail_main.FRAME.unpack_from(
-    data, at
-  )
+  index, status, cpu_s, size, more = jail_main.FRAME.unpack_from(data, at)
   middle, end = begin + size, begin + size + more
   if len(data) < end:
     return None
   payload, why = bytes(data[begin:middle]), bytes(data[middle:end])
-  return Frame(index, status, first, cpu_s, payload, why), end
+  return Frame(index, status, cpu_s, payload, why), end
 
 
 def _expected(frames: Sequence[Frame]) -> list[Frame]:
@@ -380,7 +377,7 @@ def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
     return []
   command = [path, "--unshare-all", "--die-with-parent", "--new-session"]
   command += ["--as-pid-1", "--info-fd", str(info), "--hostname", "box"]
-  # To mount /tmp with a limit on files, which bwrap cannot set; then dropped.
+  # For each job, which drops it, to mount /tmp and to number processes.
   command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
   command += ["--ro-bind", "/usr", "/usr"]
   for name in ("bin", "lib", "lib64"):
