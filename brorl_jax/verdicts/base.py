@@ -30,7 +30,7 @@ class Verdict:
   answer: str = ""  # the part of the response that was checked
 
   def __post_init__(self):
-    if len(self.reason) > MAX_REASON:
+    if isinstance(self.reason, str) and len(self.reason) > MAX_REASON:
       object.__setattr__(self, "reason", self.reason[: MAX_REASON - 1] + "…")
 
   @property

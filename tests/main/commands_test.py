@@ -143,7 +143,7 @@ def test_command_runs(run, command, tmp_path):
 @pytest.mark.parametrize(
   "flags, status",
   [
-    (["--help"], 1),
+    (["--help"], 0),
     (["--config=n512", "--workdir=w", "--config.sampling.n=3"], 2),
     (["--config=n512", "--workdir=w", "--config.optim.lr=-1"], 2),
   ],

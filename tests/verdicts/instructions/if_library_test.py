@@ -151,7 +151,8 @@ def test_without_the_library_the_remedy_is_named(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   monkeypatch.delitem(sys.modules, "if_verifiable", raising=False)
   if_library._registry.cache_clear()
-  with refuses(ImportError, "'count:numbers' ... if-verifiable ... pip inst"):
+  needed = "'count:numbers' ... if-verifiable ... pip install"
+  with refuses(ImportError, needed):
     instructions.check([{"id": "count:numbers", "kwargs": {"N": 1}}])
   with refuses(ImportError, "if-verifiable"):
     checked("count:numbers", {"N": 1}, "1")
