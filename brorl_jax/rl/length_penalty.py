@@ -1,6 +1,6 @@
 """Rewards for the length of a response, and when they are in force.
 
-They are added to the centered reward, not to what dynamic sampling reads.
+Added to the reward that is centered, never to what dynamic sampling reads.
 """
 
 import jax.numpy as jnp

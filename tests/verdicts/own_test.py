@@ -561,7 +561,9 @@ def test_a_file_that_changes_while_the_run_goes_on_is_not_taken(file):
     file(text + "  return 2\n")
     (after,) = some.score([own.Group(["8"], example())], step=1)
   assert [one.verdict.status for one in before] == ["pass", "invalid"]
-  assert mentions(after[0].verdict.reason, "of mine.py:f ... reward ... chang")
+  assert mentions(
+    after[0].verdict.reason, "of mine.py:f ... reward ... changed"
+  )
 
 
 @pytest.mark.ci
