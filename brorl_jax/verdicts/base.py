@@ -3,8 +3,6 @@
 Imports nothing of ours: who reads only a config loads no verifier.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
