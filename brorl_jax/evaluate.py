@@ -22,23 +22,25 @@ Record = Mapping[str, Any]  # one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other
 _STATUSES = ("pass", "fail", "invalid")
 SHOWN = 3  # prompts of each task whose first responses are kept as text
-_MOST = 1e18  # above any count; numbers of JSON have no bound
-_COUNT = (
+_MOST = 1e18  # above any count or time; a sum of them stays finite
+Kind = tuple[str, Callable[[Any], bool]]  # what a value must be, whether it is
+COUNT: Kind = (
   "an integer of at least 0",
   lambda x: type(x) is int and 0 <= x < _MOST,
 )
+NUMBER: Kind = (
+  "a finite number",
+  lambda x: type(x) in (int, float) and abs(x) < _MOST,
+)
 _TEXT = ("text", lambda x: isinstance(x, str))
 _OF_SOME = {"prompt": _TEXT, "response": _TEXT}
-_OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-  **dict.fromkeys(("step", "sample", "tokens"), _COUNT),
+_OF_A_RECORD: Mapping[str, Kind] = {
+  **dict.fromkeys(("step", "sample", "tokens"), COUNT),
   **dict.fromkeys(("id", "domain", "task", "reason", "answer"), _TEXT),
   **dict.fromkeys(
     ("truncated", "pass"), ("true or false", lambda x: isinstance(x, bool))
   ),
-  "score": (
-    "a finite number",
-    lambda x: type(x) in (int, float) and abs(x) < _MOST,
-  ),
+  "score": NUMBER,
   "status": (f"one of {', '.join(_STATUSES)}", _STATUSES.__contains__),
 }
 
@@ -102,17 +104,21 @@ def _shown(examples: Sequence[Example]) -> set[str]:
   return {name for names in by_task.values() for name in names[:SHOWN]}
 
 
-def check_record(line: Any) -> None:
+def check_fields(fields: Mapping[str, Kind], line: Any) -> None:
   """Raises ValueError, which names the first field that is missing or wrong."""
-  line = line if isinstance(line, dict) else {}
-  # Some records have both of those fields, others neither.
-  some = _OF_SOME if line.keys() & _OF_SOME.keys() else {}
-  for name, (kind, good) in {**_OF_A_RECORD, **some}.items():
-    if name not in line:
+  for name, (kind, good) in fields.items():
+    if not isinstance(line, dict) or name not in line:
       raise ValueError(f"{name!r} is missing")
     if not good(line[name]):
       shown = json.dumps(line[name])[:40]
       raise ValueError(f"{name!r} is {shown}; it must be {kind}")
+
+
+def check_record(line: Any) -> None:
+  """`check_fields` of a record, which says twice whether it passed."""
+  # Some records have both of those fields, others neither.
+  some = isinstance(line, dict) and line.keys() & _OF_SOME.keys()
+  check_fields({**_OF_A_RECORD, **(_OF_SOME if some else {})}, line)
   if line["pass"] != (line["status"] == "pass"):
     shown = json.dumps(line["pass"])
     raise ValueError(f"'pass' is {shown}, but 'status' is {line['status']!r}")

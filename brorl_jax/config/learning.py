@@ -247,7 +247,31 @@ class Reference(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Optim(Section):
+class AdamW(Section):
+  """The numbers of AdamW that no schedule changes."""
+
+  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
+  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
+  eps: float = setting(
+    1e-8, "Added to the square root of the second moment.", source="unknown"
+  )
+  weight_decay: float = setting(
+    0.0,
+    "AdamW's weight decay: an update subtracts lr x this x the weight.",
+    source="unknown",
+  )
+  max_grad_norm: float = setting(
+    1.0, "Norm above which gradients are scaled down.", source="unknown"
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.fractions("b1", "b2")
+    yield from self.positive("eps", "max_grad_norm")
+    yield from self.at_least(0, "weight_decay")
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim(AdamW):
   """Minibatches and AdamW."""
 
   minibatches: int = setting(
@@ -289,19 +313,6 @@ class Optim(Section):
     unit="updates",
     phased=True,
   )
-  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
-  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
-  eps: float = setting(
-    1e-8, "Added to the square root of the second moment.", source="unknown"
-  )
-  weight_decay: float = setting(
-    0.0,
-    "AdamW's weight decay: an update subtracts lr x this x the weight.",
-    source="unknown",
-  )
-  max_grad_norm: float = setting(
-    1.0, "Norm above which gradients are scaled down.", source="unknown"
-  )
   spike: float = setting(
     0.0,
     "Skip an update whose gradient norm is this many standard deviations above "
@@ -311,12 +322,12 @@ class Optim(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
+    yield from super().rules()
     yield from self.at_least(1, "minibatches")
     follows = "it follows from the devices"
     yield from self.at_least(0, "rows", "blocks", zero=follows)
-    yield from self.positive("lr", "eps", "max_grad_norm")
-    yield from self.at_least(0, "warmup", "lr_samples", "weight_decay")
-    yield from self.fractions("b1", "b2")
+    yield from self.positive("lr")
+    yield from self.at_least(0, "warmup", "lr_samples")
     yield from self.at_least(0, "spike", zero="off")
 
 
@@ -355,7 +366,7 @@ class Pairs(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent(Section):
+class Descent(AdamW):
   """Rows, updates and AdamW."""
 
   seed: int = setting(0, "Seed of the order of the pairs.")
@@ -377,32 +388,14 @@ class Descent(Section):
     1e-5, "Peak learning rate; falls to 0 along a cosine.", source="unknown"
   )
   warmup: int = setting(10, "Updates in which lr rises from 0.", unit="updates")
-  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
-  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
-  eps: float = setting(
-    1e-8, "Added to the square root of the second moment.", source="unknown"
-  )
-  weight_decay: float = setting(0.0, "Multiplied by lr.", source="unknown")
-  max_grad_norm: float = setting(
-    1.0, "Norm above which gradients are scaled down.", source="unknown"
-  )
 
   def rules(self) -> Iterator[Rule]:
+    yield from super().rules()
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "epochs", "rows", "microbatches")
     yield from self.at_least(2, "row_tokens")
-    yield from self.at_least(0, "warmup", "weight_decay")
-    yield from self.positive("lr", "eps", "max_grad_norm")
-    yield from self.fractions("b1", "b2")
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread(Meshed):
-  """The mesh; a row of it is mesh_tensor x mesh_expert devices."""
-
-  remat: Literal["layer", "products", "nothing"] = setting(
-    "layer", "What the backward pass recomputes, as in a run."
-  )
+    yield from self.at_least(0, "warmup")
+    yield from self.positive("lr")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,4 +405,4 @@ class Warmup:
   policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
   data: Pairs = dataclasses.field(default_factory=Pairs)
   optim: Descent = dataclasses.field(default_factory=Descent)
-  devices: Spread = dataclasses.field(default_factory=Spread)
+  devices: Meshed = dataclasses.field(default_factory=Meshed)

@@ -45,29 +45,19 @@ class About:
   """The description of a field."""
 
   why: str  # the meaning of the field and the reason for its default
-  unit: str  # unit of the value; "" without one
-  source: Source
-  phased: bool  # whether a phase of a run may change it
-  free: bool  # whether a run may resume with another value of it
-  evaluated: bool  # whether it affects how held-out prompts are sampled
+  unit: str = ""  # unit of the value; "" without one
+  source: Source = "ours"
+  phased: bool = False  # whether a phase of a run may change it
+  free: bool = False  # whether a run may resume with another value of it
+  evaluated: bool = False  # whether it affects how held-out prompts are sampled
 
 
-def setting(
-  default: Any,
-  why: str,
-  *,
-  unit: str = "",
-  source: Source = "ours",
-  phased: bool = False,
-  free: bool = False,
-  evaluated: bool = False,
-) -> Any:
+def setting(default: Any, why: str, **more: Any) -> Any:
   """Declares a field, see `About`; a default that is a mapping is copied."""
-  about = About(why, unit, source, phased, free, evaluated)
   given: dict[str, Any] = {"default": default}
   if isinstance(default, Mapping):
     given = {"default_factory": lambda: dict(default)}
-  return dataclasses.field(**given, metadata={"about": about})
+  return dataclasses.field(**given, metadata={"about": About(why, **more)})
 
 
 class Section:

@@ -8,8 +8,6 @@ anywhere with the same prompts, and n hosts that take i = h mod n together see
 what one host sees. grain makes the order; `fingerprint` holds what affects it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -51,8 +51,6 @@ A line of `read_pairs`, for supervised training, has "prompt" or "messages" and
 "response", the text to learn. Other columns are ignored. No verifier runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -10,8 +10,6 @@ A folder may have the layout of a Hugging Face data set, of `hf download`, or of
 of the whole file (missing, unreadable, a git-lfs pointer) is raised.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Converts a record to an example; `dataset` documents the fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

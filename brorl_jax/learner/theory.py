@@ -51,8 +51,8 @@ def probe(
   reward: Float[np.ndarray, "P N"],
   *,
   count: int,
-  rows: int,
-  tokens: int,
+  rows: int = RESPONSES,
+  tokens: int = TOKENS,
 ) -> Probe:
   """Takes the first `count` prompts and their `rows` likeliest responses.
 

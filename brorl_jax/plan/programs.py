@@ -356,7 +356,7 @@ def _watch(job: CompileJob, policy: Policy) -> Any:
   if not c.theory.prompts:
     return None
   P, N = min(c.theory.prompts, c.sampling.prompts), c.sampling.n
-  S, T = c.data.prompt_tokens, min(theory.TOKENS, c.sampling.max_new_tokens)
+  S, T = c.data.prompt_tokens, c.sampling.max_new_tokens
   zeros = lambda *shape, dtype="f4": np.zeros((P, *shape), dtype)
   nothing = theory.probe(
     Prompts(zeros(S, dtype="i4"), zeros(S, dtype="?"), zeros()),
@@ -369,8 +369,6 @@ def _watch(job: CompileJob, policy: Policy) -> Any:
     ),
     zeros(N),
     count=P,
-    rows=theory.RESPONSES,
-    tokens=T,
   )
   lean = dataclasses.replace(policy, remat="layer")
   mass = theory.Mass(lean.response_logp, c.sampling.temperature)

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from brorl_jax.evaluate import NUMBER
 from brorl_jax.report import stats
 from brorl_jax.report.load_runs import MOST_SAMPLES, Json, LoadedRun, Value
 
@@ -32,7 +33,6 @@ CURVES = {
   "alive": "sampling/rate_share/none",  # 1 minus it
 }
 _HOUR = 3600.0  # seconds
-_LARGEST = 1e18  # a larger value of a curve is none
 _LONGEST = 300  # characters of an event
 # Keys of an event that are columns, or say which process it was.
 _ASIDE = ("step", "time", "event", "why", "pid", "host")
@@ -189,7 +189,7 @@ def _curves(
 
 def _finite(x: Any) -> Value:
   """None for what is no number, or infinite: JSON has no infinities."""
-  return x if type(x) in (int, float) and abs(x) < _LARGEST else None
+  return x if NUMBER[1](x) else None
 
 
 def _responses(i: int, run: LoadedRun) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import operator
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax import config, evaluate
 from brorl_jax.errors import UserError, first_line
+from brorl_jax.evaluate import COUNT, NUMBER
 from brorl_jax.runs import lines
 
 Json = Mapping[str, Any]
@@ -25,8 +27,6 @@ _METRICS = (
 ).split()
 # What the page shows of a sample, beside its numbers.
 _TEXTS = ("task", "prompt", "response", "gold", "verdict", "reason")
-# Above any count or time: JSON has no bound, and a sum may become infinite.
-_LIMIT = 1e18
 _REMEDY = "restore the file, or leave this folder out"
 
 
@@ -194,18 +194,9 @@ def _line(
   numbers: Sequence[str], others: Sequence[str] = ()
 ) -> Callable[[Any], None]:
   """Checks that a line has finite numbers, a whole step, and other fields."""
-
-  def check(line: Any) -> None:
-    for name in (*numbers, *others):
-      if not isinstance(line, dict) or name not in line:
-        raise ValueError(f"{name!r} is missing")
-    for name in numbers:
-      kind = (int,) if name == "step" else (int, float)
-      if type(line[name]) not in kind or not abs(line[name]) < _LIMIT:
-        shown = json.dumps(line[name])[:40]
-        raise ValueError(f"{name!r} is {shown}; it must be a finite number")
-
-  return check
+  fields = dict.fromkeys(numbers, NUMBER) | {"step": COUNT}
+  fields |= dict.fromkeys(others, ("there", lambda x: True))
+  return functools.partial(evaluate.check_fields, fields)
 
 
 def _each(path: pathlib.Path, check: Callable[[Any], None]) -> Iterator[Any]:

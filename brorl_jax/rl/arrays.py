@@ -79,6 +79,20 @@ def described(x: Any) -> str:
   return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
+def from_user(function: Callable[..., Any], *, takes: int, gives: str) -> Any:
+  """A user's function of (reward, valid, length) or the first of them, [P,N].
+
+  Raises ValueError, in one line, if it cannot be called or gives another shape.
+  """
+  number = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+  args = number, jax.ShapeDtypeStruct((4, 6), jnp.bool_), number
+  if (got := described(result(function, *args[:takes]))) != gives:
+    raise ValueError(
+      f"returns {got} for 4 prompts of 6 rollouts; it must be {gives}"
+    )
+  return function
+
+
 def require(name: str, value: Any, good, must: str) -> None:
   """Refuses a value that is known and not good; traced ones are not known."""
   if isinstance(value, Tracer):

@@ -10,10 +10,9 @@ Sources: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3; Yu et al. 2025
 (DAPO), arXiv:2503.14476, eq. 11.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -51,19 +50,8 @@ KEEP: dict[str, Rule] = {
 }
 
 
-def from_user(function: Callable[..., Any]) -> Rule:
-  """A user's function, if it can stand in `KEEP`. Raises ValueError, in one
-  line, if it cannot be called or returns another shape.
-  """
-  reward = jax.ShapeDtypeStruct((4, 6), jnp.float32)
-  valid = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
-  got = arrays.described(arrays.result(function, reward, valid))
-  if got != "bool[4]":
-    raise ValueError(
-      f"returns {got} for 4 prompts of 6 rollouts; it must be bool[4], which "
-      "prompts are trained on"
-    )
-  return function
+# A user's function, if it can stand in `KEEP`.
+from_user = functools.partial(arrays.from_user, takes=2, gives="bool[4]")
 
 
 def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:

@@ -90,8 +90,7 @@ def mass_balance(
   `mass_balance_counts`, for which the signs are not promised.
   Source: arXiv:2510.01180, Theorem 1. The lr/N belongs to the 1/N of L.
   """
-  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
-  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
+  _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
   require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
   require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
@@ -127,10 +126,9 @@ def mass_balance_counts(
   Rewards may have any sign. Not in the paper, whose Theorem 1 is the set form
   and whose section 4.1 simulates this one; derived like Theorem 1.
   """
-  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check_counts(probs, counts, n)
   sampled = counts > 0
-  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
+  _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
   probs = jnp.asarray(probs)
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   w = counts * jnp.where(correct, reward_correct, reward_wrong)
@@ -167,8 +165,7 @@ def token_gains(
   rise while correct tokens that were not drawn fall. Rewards may have any sign.
   Source: the per-token form behind arXiv:2510.01180, Theorem 1.
   """
-  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
-  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
+  _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
   probs = jnp.asarray(probs)
   reward = jnp.where(correct, reward_correct, reward_wrong) * sampled
   reward = reward.astype(probs.dtype)
@@ -254,7 +251,7 @@ def _require_step(lr: Any) -> None:
   require("lr", lr, good, "finite and at least 0")
 
 
-def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
+def _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong):
   require_count("n", n)
   arrays.check(
     probs=(probs, "V"), correct=(correct, "V"), sampled=(sampled, "V")

@@ -302,22 +302,20 @@ def start(
   )(spec.policy.unroll(spec.policy.cast(params)), batch, key)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+@slots.compiled((), SPLIT)
 def cache(spec: ProgramSpec) -> Any:
   """An empty page of all slots, or an empty pool on every device."""
   # Not made by `start`, which needs its memory to read the prompts, nor by the
   # first `segment`, which would be compiled twice.
-  policy, C = spec.policy, spec.columns
-  make = lambda: (
-    policy.pool(spec.blocks, C)
-    if spec.blocks
-    else policy.page(spec.lanes * spec.slots, C)
-  )
-  return slots.on_devices(spec, make, (), SPLIT)()
+  if spec.blocks:
+    return spec.policy.pool(spec.blocks, spec.columns)
+  return spec.policy.page(spec.lanes * spec.slots, spec.columns)
 
 
-@functools.partial(
-  jax.jit, static_argnames="spec", donate_argnames=("newest", "state")
+@slots.compiled(
+  (INPUT_SPECS, SPLIT, WHOLE, SPLIT, SPLIT, WHOLE, WHOLE),
+  (SPLIT, SPLIT, PROGRESS_SPECS),
+  donate_argnames=("newest", "state"),
 )
 def segment(
   spec: ProgramSpec,
@@ -340,63 +338,53 @@ def segment(
   it has nothing that is still needed, it has `turned` and is written from
   column 0. `limit` is the most steps, rounded up to `spec.unchecked`.
   """
-  policy, N = spec.policy, spec.chunk
+  policy, N, queue = spec.policy, spec.chunk, inputs.queue
+  P, _ = queue.sizes
+  column = jnp.where(turned, 0, state.column)
+  state = slots.shift(dataclasses.replace(state, column=column), queue)
+  end = column[0] + limit
 
-  def segment(inputs, older, used, newest, state, turned, limit):
-    queue = inputs.queue
-    P, _ = queue.sizes
-    column = jnp.where(turned, 0, state.column)
-    state = slots.shift(dataclasses.replace(state, column=column), queue)
-    end = column[0] + limit
+  def room(state):
+    free = not spec.turns or state.column[0] < spec.columns
+    return free & (state.column[0] < end)
 
-    def room(state):
-      free = not spec.turns or state.column[0] < spec.columns
-      return free & (state.column[0] < end)
+  def continues(carry):
+    state = carry[1]
+    busy = jnp.any(state.rollout < P * N)
+    return busy & room(state) & ~slots.wants_prompts(state, queue, spec)
 
-    def continues(carry):
-      state = carry[1]
-      busy = jnp.any(state.rollout < P * N)
-      return busy & room(state) & ~slots.wants_prompts(state, queue, spec)
+  def with_windows(carry):
+    """Decodes until lanes need other prompts, and gives them those."""
+    newest, state, _ = carry
+    state = slots.refill(state, queue, jnp.zeros_like(state.rollout, bool))
+    # Not per step: with W = 2 and A lanes this copies 2 L G K x A W S
+    # numbers, which a step would otherwise gather again.
+    shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
+    read = spec, inputs.weights, queue, shared
 
-    def with_windows(carry):
-      """Decodes until lanes need other prompts, and gives them those."""
-      newest, state, _ = carry
-      state = slots.refill(state, queue, jnp.zeros_like(state.rollout, bool))
-      # Not per step: with W = 2 and A lanes this copies 2 L G K x A W S
-      # numbers, which a step would otherwise gather again.
-      shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
-      read = spec, inputs.weights, queue, shared
+    def step(_, carry):
+      if spec.blocks:
+        return _over_pool(*read, *carry)
+      return _over_pages(*read, older, used, *carry)
 
-      def step(_, carry):
-        if spec.blocks:
-          return _over_pool(*read, *carry)
-        return _over_pages(*read, older, used, *carry)
+    def unchecked(carry):
+      return jax.lax.fori_loop(0, spec.unchecked, step, carry)
 
-      def unchecked(carry):
-        return jax.lax.fori_loop(0, spec.unchecked, step, carry)
-
-      newest, state = jax.lax.while_loop(
-        continues,
-        unchecked if spec.unchecked > 1 else functools.partial(step, None),
-        (newest, state),
-      )
-      # The host learns of finished prompts before lanes run out of others.
-      ahead = spec.lanes - 1 if spec.streams else 0
-      again = (slots.upcoming(state, ahead) < P) & room(state)
-      # The host may give the place of every finished prompt to another.
-      return newest, slots.shift(state, queue), again
-
-    newest, state, _ = jax.lax.while_loop(
-      lambda carry: carry[2], with_windows, (newest, state, room(state))
+    newest, state = jax.lax.while_loop(
+      continues,
+      unchecked if spec.unchecked > 1 else functools.partial(step, None),
+      (newest, state),
     )
-    return newest, state, slots.measure_progress(state, queue, spec)
+    # The host learns of finished prompts before lanes run out of others.
+    ahead = spec.lanes - 1 if spec.streams else 0
+    again = (slots.upcoming(state, ahead) < P) & room(state)
+    # The host may give the place of every finished prompt to another.
+    return newest, slots.shift(state, queue), again
 
-  return slots.on_devices(
-    spec,
-    segment,
-    (INPUT_SPECS, SPLIT, WHOLE, SPLIT, SPLIT, WHOLE, WHOLE),
-    (SPLIT, SPLIT, PROGRESS_SPECS),
-  )(inputs, older, used, newest, state, turned, limit)
+  newest, state, _ = jax.lax.while_loop(
+    lambda carry: carry[2], with_windows, (newest, state, room(state))
+  )
+  return newest, state, slots.measure_progress(state, queue, spec)
 
 
 def turn_pages(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
@@ -410,7 +398,7 @@ def turn_pages(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
   return [*(pages[-needed:] if needed else []), cache(spec)]
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+@slots.compiled((SPLIT,), (SPLIT, SPLIT))
 def resize(
   spec: ProgramSpec, state: slots.DecodeState
 ) -> tuple[Int[Array, " rows"], slots.DecodeState]:
@@ -419,62 +407,53 @@ def resize(
   Returns the row that each slot had, for `moved`, and the state, where blocks
   of a pool follow their slots.
   """
+  P = state.todo.shape[0] - 1
+  none = state.packed.shape[0]  # P N, the rollout of an idle slot
+  busy = state.rollout < none
 
-  def resize(state):
-    P = state.todo.shape[0] - 1
-    none = state.packed.shape[0]  # P N, the rollout of an idle slot
-    busy = state.rollout < none
+  def chosen(keep, count):  # an index out of bounds is a new, idle one
+    # Stable, so that results do not depend on the sizes before.
+    order = jnp.argsort(~keep, axis=-1, stable=True)[..., :count]
+    spare = [(0, 0)] * (keep.ndim - 1) + [(0, count - order.shape[-1])]
+    return jnp.pad(order, spare, constant_values=max(keep.shape))
 
-    def chosen(keep, count):  # an index out of bounds is a new, idle one
-      # Stable, so that results do not depend on the sizes before.
-      order = jnp.argsort(~keep, axis=-1, stable=True)[..., :count]
-      spare = [(0, 0)] * (keep.ndim - 1) + [(0, count - order.shape[-1])]
-      return jnp.pad(order, spare, constant_values=max(keep.shape))
+  def at(x, *index, fill=0):
+    return x.at[index].get(mode="fill", fill_value=fill)
 
-    def at(x, *index, fill=0):
-      return x.at[index].get(mode="fill", fill_value=fill)
-
-    lane = chosen(jnp.any(busy, axis=1), spec.lanes)
-    slot = chosen(at(busy, lane, fill=False), spec.slots)
-    each = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
-    row = each(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
-    held = state.blocks
-    if held is not None:  # idle slots hold no blocks
-      kept = each(held.held.reshape(busy.shape), 0).ravel()
-      held = held._replace(table=held.table[row], held=kept)
-    state = dataclasses.replace(
-      state,
-      window=at(state.window, lane, fill=P),
-      started=at(state.started, lane),
-      rollout=each(state.rollout, none),
-      token=each(state.token, 0),
-      length=each(state.length, 1),
-      blocks=held,
-    )
-    return row.astype(jnp.int32), state
-
-  return slots.on_devices(spec, resize, (SPLIT,), (SPLIT, SPLIT))(state)
+  lane = chosen(jnp.any(busy, axis=1), spec.lanes)
+  slot = chosen(at(busy, lane, fill=False), spec.slots)
+  each = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
+  row = each(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
+  held = state.blocks
+  if held is not None:  # idle slots hold no blocks
+    kept = each(held.held.reshape(busy.shape), 0).ravel()
+    held = held._replace(table=held.table[row], held=kept)
+  state = dataclasses.replace(
+    state,
+    window=at(state.window, lane, fill=P),
+    started=at(state.started, lane),
+    rollout=each(state.rollout, none),
+    token=each(state.token, 0),
+    length=each(state.length, 1),
+    blocks=held,
+  )
+  return row.astype(jnp.int32), state
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+@slots.compiled((SPLIT, SPLIT), SPLIT)
 def moved(spec: ProgramSpec, page: Any, row: Int[Array, " rows"]) -> Any:
   """A page for the slots of `spec`, which had these rows."""
-  move = lambda page, row: jax.tree.map(lambda x: x[row], page)
-  return slots.on_devices(spec, move, (SPLIT, SPLIT), SPLIT)(page, row)
+  return jax.tree.map(lambda x: x[row], page)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+@slots.compiled((SPLIT,), SPLIT)
 def finish(spec: ProgramSpec, state: slots.DecodeState) -> Rollouts:
   """Tokens, masks and log-probabilities of every rollout of `state`."""
-
-  def unpacked(state):
-    N, PN = spec.chunk, len(state.packed)
-    share = state.slot_steps.astype(jnp.float32) * N / PN
-    slot_steps = jnp.broadcast_to(share, PN // N)
-    packed = state.packed.reshape(-1, N, spec.max_new_tokens, 2)
-    return to_rollouts(spec, packed, slot_steps)
-
-  return slots.on_devices(spec, unpacked, (SPLIT,), SPLIT)(state)
+  N, PN = spec.chunk, len(state.packed)
+  share = state.slot_steps.astype(jnp.float32) * N / PN
+  slot_steps = jnp.broadcast_to(share, PN // N)
+  packed = state.packed.reshape(-1, N, spec.max_new_tokens, 2)
+  return to_rollouts(spec, packed, slot_steps)
 
 
 def to_rollouts(

@@ -67,14 +67,6 @@ class OpenRollouts(NamedTuple):
   logits: Any = None  # in a stream, of the first tokens of prompts
 
 
-def prefilled(
-  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
-) -> OpenRollouts:
-  """Reads all prompts; every slot is idle."""
-  inputs, state, progress = programs.start(spec, params, batch, key)
-  return OpenRollouts(spec, spec, inputs, (), state, on_host(progress))
-
-
 def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
   # Compaction copies the pages once and makes each later step 2 to 4 times
@@ -197,8 +189,10 @@ def rollouts(
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
   real = np.ones(len(batch.index), bool)
   batch = PrefillBatch(batch, offset, real)
-  decoding = prefilled(program, params, batch, key)
-  watch(decoding.progress)
+  inputs, state, progress = programs.start(program, params, batch, key)
+  now = on_host(progress)
+  decoding = OpenRollouts(program, program, inputs, (), state, now)
+  watch(now)
   while decoding.progress.busy + decoding.progress.waiting:
     decoding = advance(decoding)
     watch(decoding.progress)

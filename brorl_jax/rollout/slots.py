@@ -167,6 +167,23 @@ class RolloutSpec:
 WHOLE, SPLIT = PartitionSpec(), PartitionSpec(meshes.ROWS)
 
 
+def compiled(
+  in_specs: Any, out_specs: Any, **options: Any
+) -> Callable[[Callable], Any]:
+  """Compiles a function of a spec and of what `on_devices` gives each row."""
+
+  def decorate(f: Callable) -> Any:
+    @functools.partial(jax.jit, static_argnames="spec", **options)
+    @functools.wraps(f)
+    def program(spec, *args):
+      here = functools.partial(f, spec)
+      return on_devices(spec, here, in_specs, out_specs)(*args)
+
+    return program
+
+  return decorate
+
+
 def on_devices(
   spec: ProgramSpec, f: Callable, in_specs: Any, out_specs: Any
 ) -> Callable:

@@ -188,8 +188,10 @@ def open_shelf(
   )(spec.policy.unroll(spec.policy.cast(params)), part, key)
 
 
-@functools.partial(
-  jax.jit, static_argnames="spec", donate_argnames=("logits", "prefix")
+@slots.compiled(
+  (WHOLE, SPLIT, SPLIT, SPLIT),
+  (SPLIT, SPLIT),
+  donate_argnames=("logits", "prefix"),
 )
 def read_more(
   spec: ProgramSpec,
@@ -199,15 +201,9 @@ def read_more(
   part: PromptPart,
 ) -> tuple[Float[Array, "P V"], Any]:
   """Reads more prompts into rows of their devices."""
-
-  def read_rows(weights, logits, prefix, part):
-    new = programs.prefill(spec.policy, weights, part.tokens, part.mask)
-    put = lambda x, new: x.at[part.to].set(new, mode="drop")
-    return jax.tree.map(put, (logits, prefix), new)
-
-  return slots.on_devices(
-    spec, read_rows, (WHOLE, SPLIT, SPLIT, SPLIT), (SPLIT, SPLIT)
-  )(weights, logits, prefix, part)
+  new = programs.prefill(spec.policy, weights, part.tokens, part.mask)
+  put = lambda x, new: x.at[part.to].set(new, mode="drop")
+  return jax.tree.map(put, (logits, prefix), new)
 
 
 # (free places, whether nothing is decoding) -> at most that many prompts; None
@@ -332,56 +328,41 @@ def _admitted(
   return decoding._replace(inputs=inputs, state=state, progress=now)
 
 
-@functools.partial(
-  jax.jit, static_argnames="spec", donate_argnames=("queue", "state")
+@slots.compiled(
+  (SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
+  (SPLIT, SPLIT, programs.PROGRESS_SPECS),
+  donate_argnames=("queue", "state"),
 )
 def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
   """Puts prompts into free places and appends them to the lanes' order."""
-  N, T = spec.chunk, spec.max_new_tokens
-
-  def admit(logits, queue, state, chunks, at, key):
-    P = queue.sizes[0]
-    # A lane still naming a finished prompt would take the new one's rollouts.
-    state = slots.shift(state, queue)
-    fresh, first = programs.queued(spec, logits[chunks.row], chunks, key)
-    # Row P is the prompt without rollouts, so P + 1 is the first index that is
-    # out of bounds: padding is not written.
-    to = jnp.where(chunks.real, at, P + 1)
-    put = lambda x, new: x.at[to].set(new, mode="drop")
-    packed = state.packed.reshape(P, N, T, 2)
-    empty = jnp.full((len(to), N, T, 2), -1, jnp.int32).at[:, :, 0].set(first)
-    # The order of prompts without a lane: the earlier ones, then the new ones.
-    left = jnp.arange(P + 1) + state.next
-    todo = state.todo.at[left].get(mode="fill", fill_value=P)
-    last = jnp.sum(todo < P) + jnp.cumsum(chunks.real) - 1
-    todo = todo.at[jnp.where(chunks.real, last, P + 1)].set(at, mode="drop")
-    state = dataclasses.replace(
-      state,
-      todo=todo,
-      next=jnp.zeros_like(state.next),
-      packed=put(packed, empty).reshape(P * N, T, 2),
-    )
-    queue = jax.tree.map(put, queue, fresh)
-    return queue, state, slots.measure_progress(state, queue, spec)
-
-  return slots.on_devices(
-    spec,
-    admit,
-    (SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
-    (SPLIT, SPLIT, programs.PROGRESS_SPECS),
-  )(logits, queue, state, chunks, at, key)
+  P, N, T = queue.sizes[0], spec.chunk, spec.max_new_tokens
+  # A lane still naming a finished prompt would take the new one's rollouts.
+  state = slots.shift(state, queue)
+  fresh, first = programs.queued(spec, logits[chunks.row], chunks, key)
+  # Row P is the prompt without rollouts, so P + 1 is the first index that is
+  # out of bounds: padding is not written.
+  to = jnp.where(chunks.real, at, P + 1)
+  put = lambda x, new: x.at[to].set(new, mode="drop")
+  packed = state.packed.reshape(P, N, T, 2)
+  empty = jnp.full((len(to), N, T, 2), -1, jnp.int32).at[:, :, 0].set(first)
+  # The order of prompts without a lane: the earlier ones, then the new ones.
+  left = jnp.arange(P + 1) + state.next
+  todo = state.todo.at[left].get(mode="fill", fill_value=P)
+  last = jnp.sum(todo < P) + jnp.cumsum(chunks.real) - 1
+  todo = todo.at[jnp.where(chunks.real, last, P + 1)].set(at, mode="drop")
+  state = dataclasses.replace(
+    state,
+    todo=todo,
+    next=jnp.zeros_like(state.next),
+    packed=put(packed, empty).reshape(P * N, T, 2),
+  )
+  queue = jax.tree.map(put, queue, fresh)
+  return queue, state, slots.measure_progress(state, queue, spec)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+@slots.compiled((SPLIT, SPLIT, WHOLE), SPLIT)
 def _taken(spec: ProgramSpec, state: DecodeState, at, share) -> Rollouts:
   """Copies out the rollouts of the prompts in these places."""
-
-  def take(state, at, share):
-    packed = state.packed.reshape(-1, spec.chunk, spec.max_new_tokens, 2)[at]
-    return programs.to_rollouts(
-      spec, packed, jnp.full(len(at), share, jnp.float32)
-    )
-
-  return slots.on_devices(spec, take, (SPLIT, SPLIT, WHOLE), SPLIT)(
-    state, at, share
-  )
+  packed = state.packed.reshape(-1, spec.chunk, spec.max_new_tokens, 2)[at]
+  share = jnp.full(len(at), share, jnp.float32)
+  return programs.to_rollouts(spec, packed, share)

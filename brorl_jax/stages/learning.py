@@ -90,16 +90,10 @@ def _probed(
   phase: Phase, kept: types.Groups
 ) -> tuple[theory.Probe | None, Callable[[PyTree], Float[Array, ""]] | None]:
   """What the theorem is measured on, and what an update watches; or None."""
-  if not phase.config.theory.prompts:
+  if not (count := phase.config.theory.prompts):
     return None, None
-  probe = theory.probe(
-    kept.prompts,
-    kept.rollouts,
-    kept.scores.reward,
-    count=phase.config.theory.prompts,
-    rows=theory.RESPONSES,
-    tokens=theory.TOKENS,
-  )
+  prompts, rollouts, scores = kept
+  probe = theory.probe(prompts, rollouts, scores.reward, count=count)
   return probe, jax.tree_util.Partial(phase.mass.mean, probe)
 
 

@@ -3,10 +3,10 @@
 Imports nothing of ours: who reads only a config loads no verifier.
 """
 
-from __future__ import annotations
-
+import bisect
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -255,17 +255,10 @@ def pick_family(
   shift = int.from_bytes(digest, "little")
   # In integers: a product of 2**20 positions would lose digits of the fraction.
   uniform = ((shift + position * _GOLDEN) % 2**64 >> 11) * 2.0**-53
-  threshold = uniform * sum(weights)
-  cumulative = 0.0
-  chosen = 0
-  for i, weight in enumerate(weights):
-    if weight > 0:
-      # If rounding puts the threshold at the total, take the last.
-      chosen = i
-      cumulative += weight
-      if threshold < cumulative:
-        break
-  return chosen
+  ends = [*itertools.accumulate(weights)]
+  # If rounding puts the threshold at the total, take the last with a weight.
+  threshold = min(uniform * sum(weights), math.nextafter(ends[-1], 0.0))
+  return bisect.bisect_right(ends, threshold)
 
 
 def candidate_index(step: int, position: int) -> int:

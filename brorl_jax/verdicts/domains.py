@@ -3,8 +3,6 @@
 A new domain needs a file with a `Domain`, a line here and defaults in base.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@ response becomes invalid, never right or wrong: the loss leaves it out and a
 metric counts it.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import threading
@@ -76,7 +74,7 @@ class Pool:
     for thread in self._threads:
       thread.start()
 
-  def __enter__(self) -> Pool:
+  def __enter__(self) -> "Pool":
     return self
 
   def __exit__(self, *_: object) -> None:
@@ -134,7 +132,7 @@ class Pool:
     for thread in self._threads:
       thread.join(5.0)  # longer only if a verifier is stuck
 
-  def _end_late(self, batch: _Batch) -> float:
+  def _end_late(self, batch: "_Batch") -> float:
     """Abandons late threads; seconds until the next deadline."""
     now, left = time.monotonic(), self._deadline_s
     for thread in tuple(self._threads):
@@ -146,7 +144,7 @@ class Pool:
           left = min(left, thread.since + self._deadline_s - now)
     return left if batch.left else 0.0
 
-  def _withdraw(self, batch: _Batch) -> None:
+  def _withdraw(self, batch: "_Batch") -> None:
     """Drops the unfinished jobs of a batch. The lock is held."""
     batch.left = 0
     self._changed.notify_all()
@@ -156,7 +154,7 @@ class Pool:
       if thread.batch is batch and not thread.abandoned:
         self._abandon(thread, "no caller waits for its verdict")
 
-  def _abandon(self, thread: _Thread, why: str) -> None:
+  def _abandon(self, thread: "_Thread", why: str) -> None:
     assert thread.batch is not None
     thread.batch.seconds[thread.index] = time.monotonic() - thread.since
     thread.abandoned = True
@@ -166,7 +164,7 @@ class Pool:
       new = self._threads[self._threads.index(thread)] = _Thread(self)
       new.start()
 
-  def _next(self, thread: _Thread) -> Job | None:
+  def _next(self, thread: "_Thread") -> Job | None:
     """Waits for the next job; None if the thread should end."""
     with self._changed:
       while not (self._closed or thread.abandoned):
@@ -179,7 +177,7 @@ class Pool:
         self._changed.wait()
       return None
 
-  def _done(self, thread: _Thread, verdict: Verdict) -> None:
+  def _done(self, thread: "_Thread", verdict: Verdict) -> None:
     with self._changed:
       batch, seconds = thread.batch, time.monotonic() - thread.since
       thread.batch = None

@@ -4,8 +4,6 @@ Short answers are compared by their spelling, or as measurements.
 """
 
 # ruff: noqa: RUF001 (look-alikes are what this is about)
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -4,8 +4,6 @@
 surrogates, deep nesting. The functions after it check values and convert none.
 """
 
-from __future__ import annotations
-
 import collections
 import difflib
 import json

@@ -130,7 +130,7 @@ ANY_SHAPE = {
   *("arrays." + name for name in ("check", "described", "result")),
   *("arrays.require" + name for name in ("", "_count", "_finite")),
   "vocabulary.tile_shape",
-  *(name + ".from_user" for name in ("advantages", "filtering", "losses")),
+  *(name + ".from_user" for name in ("arrays", "losses")),
 }
 
 

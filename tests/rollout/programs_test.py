@@ -325,7 +325,9 @@ def test_what_is_recorded_stays_and_is_what_a_row_that_begins_again_reads():
   spec = spec_of(policy, n=8, max_new_tokens=T, blocks=9).program(3)
   spec = dataclasses.replace(spec, unchecked=2)
   batch = programs.batch_of(prompts(), np.ones(3, bool))
-  decoding = sampler.prefilled(spec, LONG, batch, KEY)
+  inputs, state, progress = programs.start(spec, LONG, batch, KEY)
+  progress = sampler.on_host(progress)
+  decoding = sampler.OpenRollouts(spec, spec, inputs, (), state, progress)
   before = programs.finish(spec, decoding.state)
   begun = 0
   while decoding.progress.busy + decoding.progress.waiting:

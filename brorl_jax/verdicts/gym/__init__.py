@@ -12,8 +12,6 @@ others are the library's and run in this process; they neither execute text nor
 read settings (the tests check their source).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -4,8 +4,6 @@ Those scorers execute the answer, ignore text around it, raise, or accept near
 misses. These are exact, and take time linear in the length of the answer.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

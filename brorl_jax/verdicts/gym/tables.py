@@ -4,8 +4,6 @@ All tasks of reasoning-gym 0.1.25 were audited. A task of another version that
 is in none of the tables was not audited and is refused as unknown.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

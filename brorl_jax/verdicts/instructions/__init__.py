@@ -4,8 +4,6 @@
 and run in the jail. Responses may be hostile: every check takes linear time.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

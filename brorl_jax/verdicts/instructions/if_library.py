@@ -5,8 +5,6 @@ pip install --no-deps if-verifiable; pip install emoji immutabledict langdetect
 nltk syllapy. A few kinds also need data of nltk; `check` raises for those.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@ The last box after the thinking passes the `gate`, is parsed (`structure`) and
 compared (`compare`), in a sandboxed worker where it needs numbers (`symbolic`).
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from fractions import Fraction

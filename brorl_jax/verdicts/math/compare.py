@@ -3,8 +3,6 @@
 True or False, or None if it depends on the values of leaves (see symbolic.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

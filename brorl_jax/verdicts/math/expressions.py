@@ -4,8 +4,6 @@ plain(r"\left( 1,\,\tfrac12 \right)"), then `tokens`: ( 1 , \frac 12 )
 """
 
 # ruff: noqa: RUF001 (signs of other alphabets are what is replaced)
-from __future__ import annotations
-
 import math
 import operator
 import pathlib

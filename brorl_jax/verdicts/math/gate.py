@@ -5,8 +5,6 @@ libraries. Every machine refuses the same text for the same reason.
 """
 
 # ruff: noqa: RUF001 (look-alikes are what this is about)
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence

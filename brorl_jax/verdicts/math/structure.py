@@ -3,8 +3,6 @@ r"""Parses an answer: a number, a set, an interval, a matrix, words.
 The parts of structures are structures; the leaves are expressions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -40,7 +38,7 @@ class Items:
 
   # "except" is all real numbers but these: \mathbb{R}\setminus\{2\}, x \ne 2.
   kind: Literal["list", "set", "union", "except"]
-  items: tuple[Node, ...]
+  items: tuple["Node", ...]
   choice: bool = False  # whether "or" stood between them
 
 
@@ -49,7 +47,7 @@ class Row:
   """Elements in order: a tuple, an interval, a ratio, a row of a matrix."""
 
   open: str
-  items: tuple[Node, ...]
+  items: tuple["Node", ...]
   close: str
 
 
@@ -58,7 +56,7 @@ class Assign:
   """A variable with its value, its interval, or the chain x = 1/2 = 0.5."""
 
   name: str
-  value: Node
+  value: "Node"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Relation:
   """Sides of an equation or inequality that assigns nothing, and the signs."""
 
   signs: tuple[str, ...]
-  sides: tuple[Node, ...]
+  sides: tuple["Node", ...]
 
 
 Node = Leaf | Words | Items | Row | Assign | Relation

@@ -4,8 +4,6 @@ Arguments that would take long (the sine of a number with 1,000 digits) are
 refused, so that no text costs more than milliseconds.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -212,7 +210,7 @@ def agree(a: Tree, g: Tree, point: Point, cost: int) -> bool:
 
 def difference(
   a: Tree, g: Tree, point: Point, bits: int
-) -> tuple[Any, _Values]:
+) -> tuple[Any, "_Values"]:
   """The difference of two trees' values, and what was seen on the way."""
   with mpmath.workprec(bits):
     values = _Values(point)
