@@ -53,7 +53,9 @@ MAX_TEXT = 8 << 20  # bytes of one test's input or output
 
 _KILLED = f"exit status: {jail_main.KILLED}"  # the frame has the reason
 _AGAIN = 3  # times the limit of all tests, for those that run apart
-_TOGETHER = 8  # tests per process; each takes two of 64 descriptors
+# Tests per process: each takes two of 128 descriptors, and the inputs and
+# outputs of all have to fit in memory.
+_TOGETHER, _STREAMS = 24, 64 << 20
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 _EMPTY = "tests expects only empty outputs; any program would pass"
 
@@ -252,7 +254,9 @@ def _run(
   count = len(tests.outputs)
   # Decided before any test runs: to be run again would tell a program which
   # answer was wrong.
-  ended = run(slice(count), 1 if _leaves(program) else _TOGETHER, left)
+  widest = 4 * max(map(len, tests.job.get("inputs", [""]))) + output_bytes
+  most = 1 if _leaves(program) else min(_TOGETHER, _STREAMS // widest)
+  ended = run(slice(count), max(1, most), left)
   if tests.mode == "check" or ended.reason not in ("", _KILLED):
     return ended
   if ended.cpu_s > limits.test_s and count > 1:

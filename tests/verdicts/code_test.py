@@ -247,12 +247,12 @@ def test_no_program_learns_from_being_run_again(jail):
   """How its tests run is decided by its text, before any of them."""
   tests = squares(20)
   for program, jobs in (
-    ("print(int(input()) ** 2)", [(20, 8)]),
-    ("print(int(input()) ** 3)", [(20, 8)]),  # right for 1
-    ("import sys\nsys.stdin = open(0)\nprint(int(input()) ** 3)", [(20, 8)]),
+    ("print(int(input()) ** 2)", [(20, 24)]),
+    ("print(int(input()) ** 3)", [(20, 24)]),  # right for 1
+    ("import sys\nsys.stdin = open(0)\nprint(int(input()) ** 3)", [(20, 24)]),
     ("import sys\nsys.old = 1\nprint(int(input()) ** 3)", [(20, 1)]),
-    ("import math as m\nif m.pi <= 3 or m.e == 4: m = 1", [(20, 8)]),
-    ("open(0).read()", [(20, 8)]),
+    ("import math as m\nif m.pi <= 3 or m.e == 4: m = 1", [(20, 24)]),
+    ("open(0).read()", [(20, 24)]),
     ("open('a.txt', 'a').write('b')", [(20, 1)]),
     ("import " + ", ".join(f"a{i}" for i in range(99)), [(20, 1)]),
     (DIRTY.format(condition=""), [(20, 1)]),
@@ -284,7 +284,7 @@ def test_the_limit_of_an_example_is_its_own(jail):
   assert code.verify_entry("9", entry) == Verdict("fail", 0.0, "no program", "")
 
 
-@pytest.mark.parametrize("count", [1, 8, 17])
+@pytest.mark.parametrize("count", [1, 24, 49])
 def test_any_number_of_tests(jail, count):
   tests = squares(count)
   right = "print(int(input()) ** 2)"
@@ -316,6 +316,29 @@ print(n * n if visits == 1 {condition} else "dirty")
 def test_no_test_fails_for_what_another_left(jail, condition, status, score):
   program = DIRTY.format(condition=condition)
   assert outcome(program, squares(12), jail)[:2] == (status, score)
+
+
+@pytest.mark.parametrize(
+  "program",
+  [
+    # 150 MB each time, of 1 GiB, and names that hold each other.
+    "big = bytearray(150 << 20)\ndef f(): return big, f\nprint(n * n)",
+    "class A: pass\na = A()\na.a, a.b = a, bytearray(150 << 20)\nprint(n * n)",
+    # A last word is of the test that ends.
+    "class A:\n  def __del__(self): print(n * n)\na = A()",
+    "class A:\n  def __del__(self, n=n): print(n * n)\na = A()\na.a = a",
+  ],
+)
+def test_no_test_pays_for_what_another_had(jail, program):
+  program = f"n = int(input())\n{program}"
+  assert outcome(program, squares(12), jail) == ("pass", 1.0, "")
+
+
+def test_tests_with_long_inputs_share_less(jail):
+  counted, text = Counted(jail), " " * (3 << 20)
+  tests = {"inputs": [f"{n}{text}" for n in range(6)], "outputs": [*"012345"]}
+  assert outcome("print(int(input()))", tests, counted) == ("pass", 1.0, "")
+  assert counted.jobs == [(6, 4)]
 
 
 def test_no_test_is_guessed_twice(jail):
@@ -699,7 +722,7 @@ def test_outputs_may_be_as_long_as_they_must(jail):
 @pytest.mark.parametrize(
   "tests",
   [
-    # On standard input: inputs and outputs of up to 8 tests, and the pipe that
+    # On standard input: inputs and outputs of two tests, and the pipe that
     # says that one ended.
     {"inputs": ["", ""], "outputs": ["5", "5"]},
     {"inputs": [""], "outputs": ["3"]},

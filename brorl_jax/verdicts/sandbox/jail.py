@@ -8,7 +8,7 @@
 The level of programs is the strongest that stops attempts to break out:
 
   full    bubblewrap namespaces: no host file but /usr, no network, no other
-          process, 32 MB to write. Inside it, the restrictions of
+          process, 96 MB to write. Inside it, the restrictions of
           seccomp_landlock.py apply as well
   inner   these restrictions alone: resource limits, no capabilities, Landlock,
           seccomp. Programs can learn that a file exists and how long it is.
@@ -23,8 +23,10 @@ What the jail does not promise. About a hundred system calls remain, and it does
 not protect against faults of the kernel or the CPU: to run programs of a
 determined attacker, use a separate machine. A program can learn the type and
 speed of the machine and read the interpreter's folders. It can exceed its CPU
-share with threads until its time is up. Weak tests can be passed by guessing
-their answers. Only Python and its standard library run: no packages, processes,
+share with threads until its time is up. Programs can tell each other what they
+know, by their load or by the kernel's numbers of pipes: that is no expected
+value and no verdict, for a program is run once, to its end, whatever it
+answers. Weak tests can be passed by guessing their answers. Only Python and its standard library run: no packages, processes,
 network or sockets.
 """
 

@@ -70,8 +70,8 @@ _END = struct.Struct("=Bd40s")
 _STOPPED = b"."  # the process ended between two tests
 
 _TMP = "/tmp"
-# 32 MB, and inputs and outputs of 8 tests.
-_TMP_OPTIONS = "size=160m,nr_inodes=4096,mode=700"
+# 32 MB, and inputs and outputs of the tests of a process; see code.py.
+_TMP_OPTIONS = "size=96m,nr_inodes=4096,mode=700"
 _TMP_FLAGS = 2 | 4 | 8  # no setuid, no devices, no programs
 # Modules that solutions import most, loaded once. The list is short because a
 # fork costs more in a larger interpreter. threading and random are left out:
@@ -327,8 +327,10 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
     # Files, not pipes: no process has to move bytes.
     try:
       files = [_files(text) for text in texts[done : done + most]]
-    except OSError:  # the program has filled its folder
-      break
+    except OSError:
+      if not done:
+        raise
+      break  # the program has filled its folder
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -441,6 +443,11 @@ def _run_program(code: types.CodeType) -> tuple[int, bytes]:
   if threading:
     threading._shutdown()  # joins the remaining threads
   atexit._run_exitfuncs()
+  # Functions hold the names that hold them: the memory of all tests would add
+  # up, and a last word of one would be another's.
+  sys.modules.pop("__main__", None)
+  del module
+  gc.collect()
   for stream in (sys.stdout, ours):  # the program may have replaced it
     with contextlib.suppress(AttributeError):
       if not stream.closed:

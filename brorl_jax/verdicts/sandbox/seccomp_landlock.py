@@ -49,7 +49,7 @@ class Limits:
   file_bytes: int = 8 << 20  # of one file
   output_bytes: int = 1 << 20  # of standard output; more is an error
   result_bytes: int = 8 << 20  # of the results; more is an error
-  open_files: int = 64  # descriptors of one process
+  open_files: int = 128  # descriptors of one process
   # Threads of all processes of the jail's user, which in a user namespace are
   # those of one jail. Does not limit root. 0: no threads.
   threads: int = 64

@@ -333,7 +333,7 @@ except OSError:
   pass
 return made
 """
-  assert [value(full_jail, fill) for _ in range(3)] == [26, 26, 26]  # 160 MB
+  assert [value(full_jail, fill) for _ in range(3)] == [16, 16, 16]  # 96 MB
   many = """
 import os
 for made in range(10_000):
