@@ -272,21 +272,17 @@ def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
   ]
   v, right = len(votes), sum(passed for _, passed in votes)
   score = sum(r["score"] for r in records if r["status"] != "invalid")
+  tokens = np.array([r["tokens"] for r in records])
+  passed = np.array([r["pass"] for r in records])
   return [
     *(float(_pass_at_k(v, right, min(k, v))) if v else 0.0 for k in ks),
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),
     score / max(v, 1),
-    sum(r["tokens"] for r in records) / len(records),
-    *(sum(x) / len(records) for x in zip(*map(_means, records), strict=True)),
+    np.mean(tokens),
+    np.mean([r["truncated"] for r in records]),
+    *(np.mean(x) for x in (passed * tokens, passed, ~passed * tokens, ~passed)),
     float(len(records) - v),
   ]
-
-
-def _means(r: Record) -> tuple[float, ...]:
-  """Truncated; tokens of right ones and their number; those of wrong ones."""
-  right, tokens = r["pass"], r["tokens"]
-  split = (right * tokens, right, (not right) * tokens, not right)
-  return tuple(map(float, (r["truncated"], *split)))
 
 
 # One count at a time: a table of all counts would have n x k numbers.
