@@ -188,9 +188,8 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   arXiv:2503.14476, section 3.1: clip_high > clip_low.
   """
   del mask
-  ratio, adv_B1 = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
-  value, clipped = _surrogate(ratio, adv_B1, clip_low, clip_high)
-  return -value, clipped
+  ratio = jnp.exp(log_ratio(logp, logp_old))
+  return _clipped(ratio, advantage[:, None], clip_low, clip_high)
 
 
 def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
@@ -204,8 +203,7 @@ def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   Source: Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
   """
   ratio = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
-  value, clipped = _surrogate(ratio, advantage, clip_low, clip_high)
-  return -value, clipped
+  return _clipped(ratio, advantage, clip_low, clip_high)
 
 
 def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
@@ -229,11 +227,11 @@ def _reinforce(logp, logp_old, advantage, mask):
   return -advantage[:, None] * logp
 
 
-def _surrogate(ratio, advantage, clip_low, clip_high):
-  """What the clip leaves of ratio * advantage, and where it holds it."""
+def _clipped(ratio, advantage, clip_low, clip_high):
+  """Minus what the clip leaves of ratio * advantage, and where it holds it."""
   free = ratio * advantage
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantage
-  return jnp.minimum(free, held), held < free
+  return -jnp.minimum(free, held), held < free
 
 
 LOSSES = {
