@@ -258,13 +258,13 @@ def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
   score = sum(r["score"] for r in records if r["status"] != "invalid")
   tokens = np.array([r["tokens"] for r in records])
   passed = np.array([r["pass"] for r in records])
+  means = tokens, [r["truncated"] for r in records]
+  means += passed * tokens, passed, ~passed * tokens, ~passed
   return [
     *(float(_pass_at_k(v, right, min(k, v))) if v else 0.0 for k in ks),
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),
     score / max(v, 1),
-    np.mean(tokens),
-    np.mean([r["truncated"] for r in records]),
-    *(np.mean(x) for x in (passed * tokens, passed, ~passed * tokens, ~passed)),
+    *(float(np.mean(x)) for x in means),
     float(len(records) - v),
   ]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ def adamw(
   warmup: int,
   total: int | None = None,
   max_grad_norm: float,
-  **moments: float,
+  **moments: Any,
 ) -> tuple[Optimizer, Schedule]:
   """AdamW after clipping by global norm, and its learning-rate schedule: linear
   from lr / warmup to lr in `warmup` updates, then constant or, with `total`, a

@@ -22,7 +22,7 @@ _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 
 # Arithmetic without executing it, unlike the library's sympy.parse_expr.
-_OPERATORS: Mapping[type, Callable[..., Fraction]] = {
+_OPERATORS: Mapping[type, Callable[..., Any]] = {
   ast.Add: operator.add,
   ast.Sub: operator.sub,
   ast.Mult: operator.mul,
