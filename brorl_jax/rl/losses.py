@@ -187,7 +187,6 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   Sources: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025 (DAPO),
   arXiv:2503.14476, section 3.1: clip_high > clip_low.
   """
-  del mask
   ratio = jnp.exp(log_ratio(logp, logp_old))
   return _clipped(ratio, advantage[:, None], clip_low, clip_high)
 
@@ -216,14 +215,12 @@ def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   alone. The value says little; the gradient is what is meant.
   Source: MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
   """
-  del mask
   ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, logp_old)))
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
   return -held * advantage[:, None] * logp, held != ratio
 
 
 def _reinforce(logp, logp_old, advantage, mask):
-  del logp_old, mask
   return -advantage[:, None] * logp
 
 
