@@ -286,7 +286,8 @@ def _padded(sent: tuple[Any, ...]) -> Groups:
   return Groups(prompts, out, scores)
 
 
-# As in stream.py.
+# (free places, whether nothing is decoding) -> at most that many prompts; None
+# if there is none now. None while nothing is decoding ends the sampling.
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
 
