@@ -23,8 +23,7 @@ Values keep the dtype of the probabilities: enable x64 for identities to 1e-12.
 Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,31 +173,6 @@ def token_gains(
   return lr / n * probs * (probs * (reward - s) - m)
 
 
-def exact_step(
-  logits: Float[Array, " V"],
-  reward_mass: Float[Array, " V"],
-  *,
-  lr: float,
-  n: int,
-) -> Float[Array, " V"]:
-  """Probabilities after the step, without the first-order approximation.
-
-    z' = z + lr/N p (w - S),   S = sum of w p,   p' = softmax(z')
-
-  w = `reward_mass` is the reward of a sampled token, times its count in the
-  multiset form, and 0 for tokens that were not drawn.
-  Source: the step of arXiv:2510.01180, section 2, with dp/dz of the softmax
-  written out; its change of Q_pos differs from Theorem 1's by O(lr^2).
-  """
-  require_count("n", n)
-  arrays.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
-  require_finite(logits=logits, reward_mass=reward_mass)
-  _require_step(lr)
-  probs = jax.nn.softmax(logits)
-  s = jnp.sum(reward_mass * probs)
-  return jax.nn.softmax(logits + lr / n * probs * (reward_mass - s))
-
-
 def expected_unsampled_second_moment(
   p: Float[Array, "*axes"], n: int
 ) -> Float[Array, "*axes"]:
@@ -213,19 +187,6 @@ def expected_unsampled_second_moment(
   require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
   # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
   return p**2 * jnp.exp(n * jnp.log1p(-p))
-
-
-def unsampled_second_moment_bound(n: int) -> float:
-  """E[U_2] <= 1/(N + 1) (N / (N + 1))^N, about 1/(eN), for any distribution.
-
-  The sum of p * p (1 - p)^N is an average over p of p (1 - p)^N, which is at
-  most its largest value, at p = 1/(N + 1).
-
-  Follows from arXiv:2510.01180, Corollary 3; not stated there.
-  """
-  require_count("n", n)
-  n = int(n)  # n + 1 may not fit into the dtype of an array
-  return math.exp(-n * math.log1p(1 / n)) / (n + 1)
 
 
 def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
@@ -246,17 +207,13 @@ def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
   )
 
 
-def _require_step(lr: Any) -> None:
-  good = lambda x: jnp.isfinite(x) & (x >= 0)
-  require("lr", lr, good, "finite and at least 0")
-
-
 def _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong):
   require_count("n", n)
   arrays.check(
     probs=(probs, "V"), correct=(correct, "V"), sampled=(sampled, "V")
   )
-  _require_step(lr)
+  good = lambda x: jnp.isfinite(x) & (x >= 0)
+  require("lr", lr, good, "finite and at least 0")
   require_finite(reward_correct=reward_correct, reward_wrong=reward_wrong)
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if mask.dtype != jnp.bool_:
