@@ -31,7 +31,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.rl import arrays
-from brorl_jax.rl.arrays import require, require_count, require_finite
+from brorl_jax.rl.arrays import require, require_count
 
 # How far the sum of 1e5 rounded probabilities may be from 1, by bytes of each.
 _SUM_TOLERANCE = {2: 1e-2, 4: 1e-5, 8: 1e-10}
@@ -125,7 +125,14 @@ def mass_balance_counts(
   Rewards may have any sign. Not in the paper, whose Theorem 1 is the set form
   and whose section 4.1 simulates this one; derived like Theorem 1.
   """
-  _check_counts(probs, counts, n)
+  require_count("n", n)
+  arrays.check(probs=(probs, "V"), counts=(counts, "V"))
+  if not jnp.issubdtype(counts.dtype, jnp.integer):
+    raise ValueError(f"counts are {counts.dtype}; they must be integers")
+  require("counts", counts, lambda x: x >= 0, "at least 0")
+  total = _known_sum(counts)
+  if total is not None and not isinstance(n, Tracer) and int(total) != int(n):
+    raise ValueError(f"counts sum to {total}, not to n = {n}")
   sampled = counts > 0
   _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
   probs = jnp.asarray(probs)
@@ -214,7 +221,8 @@ def _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong):
   )
   good = lambda x: jnp.isfinite(x) & (x >= 0)
   require("lr", lr, good, "finite and at least 0")
-  require_finite(reward_correct=reward_correct, reward_wrong=reward_wrong)
+  require("reward_correct", reward_correct, jnp.isfinite, "finite")
+  require("reward_wrong", reward_wrong, jnp.isfinite, "finite")
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
@@ -235,14 +243,3 @@ def _known_sum(x) -> Array | None:
     return None
   with jax.ensure_compile_time_eval():
     return jnp.sum(x)
-
-
-def _check_counts(probs, counts, n) -> None:
-  require_count("n", n)
-  arrays.check(probs=(probs, "V"), counts=(counts, "V"))
-  if not jnp.issubdtype(counts.dtype, jnp.integer):
-    raise ValueError(f"counts are {counts.dtype}; they must be integers")
-  require("counts", counts, lambda x: x >= 0, "at least 0")
-  total = _known_sum(counts)
-  if total is not None and not isinstance(n, Tracer) and int(total) != int(n):
-    raise ValueError(f"counts sum to {total}, not to n = {n}")

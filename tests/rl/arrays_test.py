@@ -124,7 +124,7 @@ ANY_SHAPE = {
   "pass_at_k.pass_at_k",
   *("simulator." + name for name in ("initial_logits", "simulate")),
   *("arrays." + name for name in ("check", "described", "result")),
-  *("arrays.require" + name for name in ("", "_count", "_finite")),
+  *("arrays.require" + name for name in ("", "_count")),
   "vocabulary.tile_shape",
   *(name + ".from_user" for name in ("arrays", "losses")),
 }
