@@ -210,9 +210,8 @@ def plan_blocks(
   """
   by_length = {length: [] for length in layout.lengths}
   for block in blocks(source.rollouts, distinct, layout.rows):
-    by_length[next(x for x in layout.lengths if x >= block.length)].append(
-      block
-    )
+    length = next(x for x in layout.lengths if x >= block.length)
+    by_length[length].append(block)
   S, positions = source.prompts.tokens.shape[1], 0
   for i, length in enumerate(layout.lengths):
     each = layout.blocks_of(length)
