@@ -18,16 +18,8 @@ STORAGE = 74
 # Numbers of a storage that fails, whatever file it is. Others, such as ENOENT,
 # may be a name that the user wrote.
 _FAULTS = frozenset(
-  {
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOSPC,
-    errno.EROFS,
-    errno.ESTALE,
-  }
+  getattr(errno, name)
+  for name in "EDQUOT EFBIG EIO EMFILE ENFILE ENOSPC EROFS ESTALE".split()
 )
 
 

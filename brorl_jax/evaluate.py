@@ -126,9 +126,8 @@ def check_record(line: Any) -> None:
 
 def check_invalid(records: Sequence[Record]) -> None:
   """Raises TooManyInvalid if verifiers failed on too many responses."""
-  fields = ("status", "score", "reason", "answer")
   dynamic_sampling.check_invalid(
-    ScoredResponse(r["task"], Verdict(*(r[name] for name in fields)), 0.0)
+    ScoredResponse(r["task"], Verdict(r["status"], 0.0, r["reason"]), 0.0)
     for r in records
   )
 
@@ -155,23 +154,45 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
   named = [(prompt[0]["domain"], prompt[0]["task"]) for prompt in prompts]
   tasks = list(dict.fromkeys(named))
   group = np.array([tasks.index(name) for name in named])
-  size, one_hot = np.bincount(group), np.eye(len(tasks))
+  sizes, one_hot = np.bincount(group), np.eye(len(tasks))
   each = np.array([_numbers(p, ks) for p in prompts])
-  means = [each[group == g].mean(axis=0) for g in range(len(tasks))]
-  numbers = functools.partial(
-    _together,
-    ks=ks,
-    samples=samples,
-    sizes=size,
-    means=np.array(means),
-    draws=bootstrap_means(each[:, 0], group),
-  )
+  means = np.array([each[group == g].mean(axis=0) for g in range(len(tasks))])
+  draws = bootstrap_means(each[:, 0], group)
+
+  def numbers(weight: np.ndarray) -> dict[str, Any]:
+    """Those of several tasks together, by weight: how many prompts of each."""
+    share = weight / weight.sum()
+    parts = np.split(share @ means, [len(ks), 2 * len(ks)])
+    passed, majority, (score, tokens, truncated, *split, _) = (
+      part.tolist() for part in parts
+    )
+    right, rights, wrong, wrongs = split
+    size = np.where(weight > 0, sizes, 0)
+    low = high = None
+    if size.max() > 1:  # otherwise there is nothing to resample
+      low, high = np.percentile(draws @ share, [2.5, 97.5]).tolist()
+    return {
+      "prompts": int(size.sum()),
+      "samples": samples,
+      "pass_at_k": dict(zip(map(str, ks), passed, strict=True)),
+      "mean_at_k": {str(samples): passed[0]},
+      "majority_at_k": dict(zip(map(str, ks), majority, strict=True)),
+      "mean_score": score,
+      "low": low,
+      "high": high,
+      "tokens_mean": tokens,
+      "truncated_fraction": truncated,
+      "tokens_right": right / rights if rights else None,
+      "tokens_wrong": wrong / wrongs if wrongs else None,
+      "invalid": round(float(size @ means[:, -1])),
+    }
+
   by_domain = {}
   for g, (domain, task) in enumerate(tasks):
     in_domain = np.array([float(other == domain) for other, _ in tasks])
     by_domain.setdefault(domain, {**numbers(in_domain), "by_task": {}})
     by_domain[domain]["by_task"][task] = numbers(one_hot[g])
-  return {"all": numbers(size), "by_domain": by_domain}
+  return {"all": numbers(sizes), "by_domain": by_domain}
 
 
 def rates(records: Sequence[Record]) -> list[float]:
@@ -201,44 +222,6 @@ def bootstrap_means(
   return np.stack([np.add.reduceat(x, first) / size for x in drawn])
 
 
-def _together(
-  weight: np.ndarray,
-  *,
-  ks: Sequence[int],
-  samples: int,
-  sizes: Int[np.ndarray, " G"],
-  means: Float[np.ndarray, "G columns"],
-  draws: Float[np.ndarray, "draws G"],
-) -> dict[str, Any]:
-  """The numbers of several tasks together, by weight: of each task how many
-  prompts, means of the columns of `_numbers`, and bootstrap means of pass@1.
-  """
-  share = weight / weight.sum()
-  values = (share @ means).tolist()
-  passed, values = values[: len(ks)], values[len(ks) :]
-  majority, values = values[: len(ks)], values[len(ks) :]
-  score, tokens, truncated, right, rights, wrong, wrongs, _ = values
-  size = np.where(weight > 0, sizes, 0)
-  low = high = None
-  if size.max() > 1:  # otherwise there is nothing to resample
-    low, high = np.percentile(draws @ share, [2.5, 97.5]).tolist()
-  return {
-    "prompts": int(size.sum()),
-    "samples": samples,
-    "pass_at_k": dict(zip(map(str, ks), passed, strict=True)),
-    "mean_at_k": {str(samples): passed[0]},
-    "majority_at_k": dict(zip(map(str, ks), majority, strict=True)),
-    "mean_score": score,
-    "low": low,
-    "high": high,
-    "tokens_mean": tokens,
-    "truncated_fraction": truncated,
-    "tokens_right": right / rights if rights else None,
-    "tokens_wrong": wrong / wrongs if wrongs else None,
-    "invalid": round(float(size @ means[:, -1])),
-  }
-
-
 def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
   """The records of each prompt; raises ValueError as `summary` does."""
   prompts: dict[str, list[Record]] = {}
@@ -266,27 +249,23 @@ def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
-  """One prompt's pass@k, majority@k and means, as `_together` reads them."""
+  """One prompt's pass@k, majority@k and means, as `summary` reads them."""
   votes = [
     (r["answer"], r["pass"]) for r in records if r["status"] != "invalid"
   ]
   v, right = len(votes), sum(passed for _, passed in votes)
   score = sum(r["score"] for r in records if r["status"] != "invalid")
+  tokens = np.array([r["tokens"] for r in records])
+  passed = np.array([r["pass"] for r in records])
+  means = tokens, [r["truncated"] for r in records]
+  means += passed * tokens, passed, ~passed * tokens, ~passed
   return [
     *(float(_pass_at_k(v, right, min(k, v))) if v else 0.0 for k in ks),
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),
     score / max(v, 1),
-    sum(r["tokens"] for r in records) / len(records),
-    *(sum(x) / len(records) for x in zip(*map(_means, records), strict=True)),
+    *(float(np.mean(x)) for x in means),
     float(len(records) - v),
   ]
-
-
-def _means(r: Record) -> tuple[float, ...]:
-  """Truncated; tokens of right ones and their number; those of wrong ones."""
-  right, tokens = r["pass"], r["tokens"]
-  split = (right * tokens, right, (not right) * tokens, not right)
-  return tuple(map(float, (r["truncated"], *split)))
 
 
 # One count at a time: a table of all counts would have n x k numbers.

@@ -118,9 +118,8 @@ def _below(name: str) -> Iterator[None]:
     raise KeyError(f"{name}.{e.args[0]}") from None
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-  """The config as nested dicts; `of` turns them back into the same config."""
-  return dataclasses.asdict(config)
+# The config as nested dicts; `of` turns them back into the same config.
+as_dict = dataclasses.asdict
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

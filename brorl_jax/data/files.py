@@ -306,19 +306,16 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row | Refused]]:
       if names.count(name) > 1:
         raise DataError(f"{path}: column {show(name)} occurs twice; keep one")
     number = 0
-    while True:
-      try:
-        batch = next(batches, None)
-      except broken as error:
-        raise DataError(
-          f"{path}, row {number + 1}: cannot be read: {show(str(error))}"
-        ) from error
-      if batch is None:
-        return
-      columns = dict(zip(names, batch.columns, strict=True))
-      for i in range(batch.num_rows):
-        number += 1
-        yield number, _row(columns, i, nulls)
+    try:
+      for batch in batches:
+        columns = dict(zip(names, batch.columns, strict=True))
+        for i in range(batch.num_rows):
+          number += 1
+          yield number, _row(columns, i, nulls)
+    except broken as error:
+      raise DataError(
+        f"{path}, row {number + 1}: cannot be read: {show(str(error))}"
+      ) from error
 
 
 def _opened(

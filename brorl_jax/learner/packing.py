@@ -167,8 +167,23 @@ class BlockPlan:
     for length, blocks in self.by_length.items():
       each = self.layout.blocks_of(length)
       for part in _parts(blocks, each * MICROBATCHES):
-        found.append(_block_batch(source, part, self.layout.rows, each, length))
+        found.append(self._batch(source, part, each, length))
     return found
+
+  def _batch(
+    self, source: Source, blocks: list[Block], each: int, length: int
+  ) -> Batch:
+    rows, S = MICROBATCHES * each, source.prompts.tokens.shape[1]
+    out = source.empty(rows, self.layout.rows, length)
+    out["prompt"] = np.zeros((rows, S), np.int32)
+    out["prompt_mask"] = np.zeros((rows, S), bool)
+    # Padding still needs one real prompt token: attention over no key is 0 / 0.
+    out["prompt_mask"][:, -1] = True
+    for i, block in enumerate(blocks):
+      out["prompt"][i] = source.prompts.tokens[block.prompt]
+      out["prompt_mask"][i] = source.prompts.mask[block.prompt]
+      source.put(out, i, 0, block)
+    return _folded(out, each, len(blocks))
 
 
 def blocks(
@@ -195,9 +210,8 @@ def plan_blocks(
   """
   by_length = {length: [] for length in layout.lengths}
   for block in blocks(source.rollouts, distinct, layout.rows):
-    by_length[next(x for x in layout.lengths if x >= block.length)].append(
-      block
-    )
+    length = next(x for x in layout.lengths if x >= block.length)
+    by_length[length].append(block)
   S, positions = source.prompts.tokens.shape[1], 0
   for i, length in enumerate(layout.lengths):
     each = layout.blocks_of(length)
@@ -210,22 +224,6 @@ def plan_blocks(
     positions += -(-len(these) // each) * each * (S + layout.rows * length)
   by_length = {length: these for length, these in by_length.items() if these}
   return BlockPlan(layout, by_length, positions)
-
-
-def _block_batch(
-  source: Source, blocks: list[Block], M: int, each: int, length: int
-) -> Batch:
-  rows, S = MICROBATCHES * each, source.prompts.tokens.shape[1]
-  out = source.empty(rows, M, length)
-  out["prompt"] = np.zeros((rows, S), np.int32)
-  out["prompt_mask"] = np.zeros((rows, S), bool)
-  # Padding still needs one real prompt token: attention over no key is 0 / 0.
-  out["prompt_mask"][:, -1] = True
-  for i, block in enumerate(blocks):
-    out["prompt"][i] = source.prompts.tokens[block.prompt]
-    out["prompt_mask"][i] = source.prompts.mask[block.prompt]
-    source.put(out, i, 0, block)
-  return _folded(out, each, len(blocks))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +30,13 @@ def adamw(
   lr: float,
   warmup: int,
   total: int | None = None,
-  b1: float,
-  b2: float,
-  eps: float,
-  weight_decay: float,
   max_grad_norm: float,
+  **moments: Any,
 ) -> tuple[Optimizer, Schedule]:
   """AdamW after clipping by global norm, and its learning-rate schedule: linear
   from lr / warmup to lr in `warmup` updates, then constant or, with `total`, a
-  cosine to 0 at that update. Weight decay is decoupled, times the rate.
+  cosine to 0 at that update. `moments` are b1, b2, eps and weight_decay, which
+  is decoupled, times the rate.
   """
   # From lr / warmup, not from 0: no update is wasted at rate 0.
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
@@ -45,10 +44,8 @@ def adamw(
   if total is not None:
     after = optax.cosine_decay_schedule(lr, max(total - warmup, 1))
   schedule = optax.join_schedules([ramp, after], [warmup])
-  adamw = optax.adamw(
-    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
-  )
-  return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw), schedule
+  clip = optax.clip_by_global_norm(max_grad_norm)
+  return optax.chain(clip, optax.adamw(schedule, **moments)), schedule
 
 
 def init_state(

@@ -186,7 +186,4 @@ def measure(
     sampled_terms(probed).mean(),
     (change < -_NOISE).mean(),
   )
-  return {
-    f"theory/{name}": float(value)
-    for name, value in zip(_NAMES, values, strict=True)
-  }
+  return dict(zip(unmeasured(), map(float, values), strict=True))

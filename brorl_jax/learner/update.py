@@ -340,18 +340,16 @@ def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
   }
 
 
-def _mean(stats: Sequence[Stats], name: str) -> float | None:
-  """The mean over the updates that were applied; None if none was."""
-  values = [getattr(s, name) for s in stats if not s.skipped]
-  values = [getattr(x, "value", x) for x in values]
-  return float(np.mean(values)) if values else None
-
-
 def update_metrics(
   stats: Sequence[Stats], objective: Objective
 ) -> dict[str, float | None]:
-  """Metrics of a step's updates."""
-  mean = functools.partial(_mean, stats)
+  """Metrics of a step's updates; means are over those that were applied."""
+
+  def mean(name: str) -> float | None:
+    values = [getattr(s, name) for s in stats if not s.skipped]
+    values = [getattr(x, "value", x) for x in values]
+    return float(np.mean(values)) if values else None
+
   kl = mean("kl_ref") if objective.kl_weight else None
   # A user's own loss may not count clipped tokens.
   clips = all(s.clip_fraction.count > 0 for s in stats)

@@ -96,8 +96,7 @@ class Load:
   @property
   def columns(self) -> int:
     """C, of a page or of a block."""
-    pages = page_columns(self.max_new_tokens)
-    return self.policy.pool_columns or pages
+    return self.policy.pool_columns or page_columns(self.max_new_tokens)
 
   @property
   def pages(self) -> int:

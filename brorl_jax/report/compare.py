@@ -89,6 +89,7 @@ def _run(run: LoadedRun) -> dict[str, Any]:
   training = run.evaluated is None
   n, samples = config.get("sampling.n"), config.get("sampling.samples")
   prompts = samples // n if n and samples else None
+  ran = dict(n=n, prompts_per_step=prompts, steps=done, steps_wanted=wanted)
   return {
     "name": run.name,
     "folder": run.folder,
@@ -96,10 +97,7 @@ def _run(run: LoadedRun) -> dict[str, Any]:
     "evaluated": run.evaluated,
     "method": _method(config) if training else f"evaluated: {run.evaluated}",
     "seed": run.seed,
-    "n": n if training else None,
-    "prompts_per_step": prompts if training else None,
-    "steps": done if training else None,
-    "steps_wanted": wanted if training else None,
+    **(ran if training else dict.fromkeys(ran)),
     "finished": done == wanted == last if training else True,
     "throughput": _throughput(run.metrics),
     "curves": _curves(run.metrics, spent),

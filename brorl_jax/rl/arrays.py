@@ -117,11 +117,6 @@ def require_count(name: str, value: Any) -> None:
     raise ValueError(f"{name} = {shown} must be an integer of at least 1")
 
 
-def require_finite(**values: Any) -> None:
-  for name, value in values.items():
-    require(name, value, jnp.isfinite, "finite")
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:

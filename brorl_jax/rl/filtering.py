@@ -22,20 +22,16 @@ from brorl_jax.rl.pass_at_k import pass_at_k
 
 
 def partly_solved(
-  reward: Float[Array, "P N"],
-  valid: Bool[Array, "P N"] | None = None,
-  *,
-  threshold: float = 1.0,
+  reward: Float[Array, "P N"], valid: Bool[Array, "P N"] | None = None
 ) -> Bool[Array, " P"]:
   """Which prompts some rollouts solve and some do not.
 
-    0 < #{n: reward[p,n] >= threshold} < number of rollouts
+    0 < #{n: reward[p,n] >= 1} < number of rollouts
 
-  Rewards are raw; `threshold` is the least reward of a rollout that solves its
-  prompt. Only `valid` rollouts count; all if it is None.
+  Rewards are raw. Only `valid` rollouts count; all if it is None.
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
-  solved = jnp.sum(reward >= threshold, axis=1, where=valid)
+  solved = jnp.sum(reward >= 1.0, axis=1, where=valid)
   count = jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
   return (solved > 0) & (solved < count)
 

@@ -187,10 +187,8 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   Sources: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025 (DAPO),
   arXiv:2503.14476, section 3.1: clip_high > clip_low.
   """
-  del mask
-  ratio, adv_B1 = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
-  value, clipped = _surrogate(ratio, adv_B1, clip_low, clip_high)
-  return -value, clipped
+  ratio = jnp.exp(log_ratio(logp, logp_old))
+  return _clipped(ratio, advantage[:, None], clip_low, clip_high)
 
 
 def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
@@ -204,8 +202,7 @@ def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   Source: Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
   """
   ratio = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
-  value, clipped = _surrogate(ratio, advantage, clip_low, clip_high)
-  return -value, clipped
+  return _clipped(ratio, advantage, clip_low, clip_high)
 
 
 def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
@@ -218,22 +215,20 @@ def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   alone. The value says little; the gradient is what is meant.
   Source: MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
   """
-  del mask
   ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, logp_old)))
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
   return -held * advantage[:, None] * logp, held != ratio
 
 
 def _reinforce(logp, logp_old, advantage, mask):
-  del logp_old, mask
   return -advantage[:, None] * logp
 
 
-def _surrogate(ratio, advantage, clip_low, clip_high):
-  """What the clip leaves of ratio * advantage, and where it holds it."""
+def _clipped(ratio, advantage, clip_low, clip_high):
+  """Minus what the clip leaves of ratio * advantage, and where it holds it."""
   free = ratio * advantage
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantage
-  return jnp.minimum(free, held), held < free
+  return -jnp.minimum(free, held), held < free
 
 
 LOSSES = {

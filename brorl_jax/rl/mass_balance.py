@@ -23,8 +23,7 @@ Values keep the dtype of the probabilities: enable x64 for identities to 1e-12.
 Source: Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.rl import arrays
-from brorl_jax.rl.arrays import require, require_count, require_finite
+from brorl_jax.rl.arrays import require, require_count
 
 # How far the sum of 1e5 rounded probabilities may be from 1, by bytes of each.
 _SUM_TOLERANCE = {2: 1e-2, 4: 1e-5, 8: 1e-10}
@@ -126,7 +125,14 @@ def mass_balance_counts(
   Rewards may have any sign. Not in the paper, whose Theorem 1 is the set form
   and whose section 4.1 simulates this one; derived like Theorem 1.
   """
-  _check_counts(probs, counts, n)
+  require_count("n", n)
+  arrays.check(probs=(probs, "V"), counts=(counts, "V"))
+  if not jnp.issubdtype(counts.dtype, jnp.integer):
+    raise ValueError(f"counts are {counts.dtype}; they must be integers")
+  require("counts", counts, lambda x: x >= 0, "at least 0")
+  total = _known_sum(counts)
+  if total is not None and not isinstance(n, Tracer) and int(total) != int(n):
+    raise ValueError(f"counts sum to {total}, not to n = {n}")
   sampled = counts > 0
   _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
   probs = jnp.asarray(probs)
@@ -174,31 +180,6 @@ def token_gains(
   return lr / n * probs * (probs * (reward - s) - m)
 
 
-def exact_step(
-  logits: Float[Array, " V"],
-  reward_mass: Float[Array, " V"],
-  *,
-  lr: float,
-  n: int,
-) -> Float[Array, " V"]:
-  """Probabilities after the step, without the first-order approximation.
-
-    z' = z + lr/N p (w - S),   S = sum of w p,   p' = softmax(z')
-
-  w = `reward_mass` is the reward of a sampled token, times its count in the
-  multiset form, and 0 for tokens that were not drawn.
-  Source: the step of arXiv:2510.01180, section 2, with dp/dz of the softmax
-  written out; its change of Q_pos differs from Theorem 1's by O(lr^2).
-  """
-  require_count("n", n)
-  arrays.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
-  require_finite(logits=logits, reward_mass=reward_mass)
-  _require_step(lr)
-  probs = jax.nn.softmax(logits)
-  s = jnp.sum(reward_mass * probs)
-  return jax.nn.softmax(logits + lr / n * probs * (reward_mass - s))
-
-
 def expected_unsampled_second_moment(
   p: Float[Array, "*axes"], n: int
 ) -> Float[Array, "*axes"]:
@@ -213,19 +194,6 @@ def expected_unsampled_second_moment(
   require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
   # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
   return p**2 * jnp.exp(n * jnp.log1p(-p))
-
-
-def unsampled_second_moment_bound(n: int) -> float:
-  """E[U_2] <= 1/(N + 1) (N / (N + 1))^N, about 1/(eN), for any distribution.
-
-  The sum of p * p (1 - p)^N is an average over p of p (1 - p)^N, which is at
-  most its largest value, at p = 1/(N + 1).
-
-  Follows from arXiv:2510.01180, Corollary 3; not stated there.
-  """
-  require_count("n", n)
-  n = int(n)  # n + 1 may not fit into the dtype of an array
-  return math.exp(-n * math.log1p(1 / n)) / (n + 1)
 
 
 def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
@@ -246,18 +214,15 @@ def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
   )
 
 
-def _require_step(lr: Any) -> None:
-  good = lambda x: jnp.isfinite(x) & (x >= 0)
-  require("lr", lr, good, "finite and at least 0")
-
-
 def _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong):
   require_count("n", n)
   arrays.check(
     probs=(probs, "V"), correct=(correct, "V"), sampled=(sampled, "V")
   )
-  _require_step(lr)
-  require_finite(reward_correct=reward_correct, reward_wrong=reward_wrong)
+  good = lambda x: jnp.isfinite(x) & (x >= 0)
+  require("lr", lr, good, "finite and at least 0")
+  require("reward_correct", reward_correct, jnp.isfinite, "finite")
+  require("reward_wrong", reward_wrong, jnp.isfinite, "finite")
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
@@ -278,14 +243,3 @@ def _known_sum(x) -> Array | None:
     return None
   with jax.ensure_compile_time_eval():
     return jnp.sum(x)
-
-
-def _check_counts(probs, counts, n) -> None:
-  require_count("n", n)
-  arrays.check(probs=(probs, "V"), counts=(counts, "V"))
-  if not jnp.issubdtype(counts.dtype, jnp.integer):
-    raise ValueError(f"counts are {counts.dtype}; they must be integers")
-  require("counts", counts, lambda x: x >= 0, "at least 0")
-  total = _known_sum(counts)
-  if total is not None and not isinstance(n, Tracer) and int(total) != int(n):
-    raise ValueError(f"counts sum to {total}, not to n = {n}")

@@ -119,11 +119,9 @@ class Sgd:
     _require(self, "lr", self.lr > 0.0)
 
   def init(self, logits: Float[Array, " V"]) -> PyTree:
-    del logits
     return ()
 
   def step(self, logits, grad, state, count):
-    del count
     return logits - self.lr * grad, state
 
 

@@ -99,11 +99,6 @@ def _whole(chunks: list[Groups], most: int) -> Groups:
   )
 
 
-def _rows(groups: Groups) -> list[Groups]:
-  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], groups)
-  return [one(i) for i in range(len(groups.prompts.index))]
-
-
 class Candidates:
   """Candidates of one step: drawn, being scored, and decided."""
 
@@ -148,7 +143,8 @@ class Candidates:
     """Called by the thread with scored chunks: whole groups, further chunks."""
     whole: list[Groups] = []
     more: list[Chunk] = []
-    for chunk in _rows(chunks):
+    for i in range(len(chunks.prompts.index)):
+      chunk = jax.tree.map(lambda x, i=i: x[i : i + 1], chunks)
       p, first = int(chunk.prompts.index[0]), chunk.prompts.first
       here, asked = self._here.setdefault(p, {}), self._asked[p]
       here[0 if first is None else int(first[0])] = chunk
@@ -286,7 +282,8 @@ def _padded(sent: tuple[Any, ...]) -> Groups:
   return Groups(prompts, out, scores)
 
 
-# As in stream.py.
+# (free places, whether nothing is decoding) -> at most that many prompts; None
+# if there is none now. None while nothing is decoding ends the sampling.
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
 

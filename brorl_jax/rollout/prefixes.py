@@ -23,9 +23,9 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from brorl_jax.rollout import programs, slots
 from brorl_jax.rollout.draw import block_of, draw_from
+from brorl_jax.rollout.dynamic_sampling import Feed
 from brorl_jax.rollout.programs import PrefillBatch
 from brorl_jax.rollout.slots import Decoder, ProgramSpec, RolloutSpec
-from brorl_jax.rollout.stream import Feed
 from brorl_jax.types import Prompts, Rollouts
 
 # Tokens of a response, at most. Copying the pages of 512 rows of 6 x 256 takes

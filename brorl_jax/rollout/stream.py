@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import programs, sampler, slots
+from brorl_jax.rollout.dynamic_sampling import Feed
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.sampler import OpenRollouts
 from brorl_jax.rollout.slots import SPLIT, WHOLE, DecodeState, ProgramSpec
@@ -206,11 +207,6 @@ def read_more(
   return jax.tree.map(put, (logits, prefix), new)
 
 
-# (free places, whether nothing is decoding) -> at most that many prompts; None
-# if there is none now. None while nothing is decoding ends the stream.
-Feed = Callable[[int, bool], Prompts | None]
-
-
 def stream(
   spec: slots.RolloutSpec,
   params: PyTree,
@@ -237,10 +233,15 @@ def stream(
       batch, at = held.put(more)
       rows, parts = shelf.rows(batch, held.prompts)
       for part in parts:
-        if decoding is None:
-          decoding = _opened(program, params, part, key, each)
-        else:
+        if decoding is not None:
           decoding = _read(decoding, part)
+          continue
+        opened = open_shelf(program, params, part, key, each=each)
+        inputs, logits, state, progress = opened
+        now = sampler.on_host(progress)
+        decoding = OpenRollouts(
+          program, program, inputs, (), state, now, logits
+        )
       assert decoding is not None  # the first prompts are unread
       chunks = programs.Chunks(
         batch.prompts.index, batch.offset, batch.real, rows
@@ -285,20 +286,6 @@ def _handed_out(
     jax.tree.map(lambda *x: np.concatenate(x), *prompts),
     jax.tree.map(lambda x: x[rows], out),
   )
-
-
-def _opened(
-  spec: ProgramSpec,
-  params: PyTree,
-  part: PromptPart,
-  key: Key[Array, ""],
-  each: int,
-) -> OpenRollouts:
-  """These prompts on the shelf; nothing decodes."""
-  opened = open_shelf(spec, params, part, key, each=each)
-  inputs, logits, state, progress = opened
-  now = sampler.on_host(progress)
-  return OpenRollouts(spec, spec, inputs, (), state, now, logits)
 
 
 def _read(decoding: OpenRollouts, part: PromptPart) -> OpenRollouts:

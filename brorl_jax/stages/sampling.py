@@ -12,7 +12,7 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, WithPolicy
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.dynamic_sampling import RoundPlan
+from brorl_jax.rollout.dynamic_sampling import Feed, RoundPlan
 
 
 def form(phase: Phase) -> str:
@@ -55,7 +55,7 @@ def stream_rollouts(
   this: WithPolicy[Config],
   phase: Phase,
   params: PyTree,
-  feed: stream.Feed,
+  feed: Feed,
   key: Key[Array, ""],
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
   """For training: finished prompts with their rollouts. Each process samples

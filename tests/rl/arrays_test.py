@@ -103,9 +103,6 @@ DOORS = {
     probs=TOKENS["probs"], correct=TOKENS["correct"],
     counts=(jnp.arange(V) < 2) * 2, **STEP,
   ),
-  mass_balance.exact_step: dict(
-    logits=normal(V), reward_mass=normal(V), lr=0.1, n=4
-  ),
   simulator.weighted_by_probability: dict(
     probs=normal(V), reward=normal(V), n=4
   ),
@@ -124,11 +121,10 @@ ANY_SHAPE = {
   *("length_penalty." + name for name in ("cosine", "is_active", "overlong")),
   "lr_scaling.sqrt_scaled",
   "mass_balance.expected_unsampled_second_moment",
-  "mass_balance.unsampled_second_moment_bound",
   "pass_at_k.pass_at_k",
   *("simulator." + name for name in ("initial_logits", "simulate")),
   *("arrays." + name for name in ("check", "described", "result")),
-  *("arrays.require" + name for name in ("", "_count", "_finite")),
+  *("arrays.require" + name for name in ("", "_count")),
   "vocabulary.tile_shape",
   *(name + ".from_user" for name in ("arrays", "losses")),
 }

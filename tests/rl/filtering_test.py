@@ -27,15 +27,7 @@ def test_the_three_rules_differ_only_on_rewards_in_between():
     np.testing.assert_array_equal(rule(REWARD), same + rest)
 
 
-def test_the_threshold_itself_solves():
-  solved = lambda t: filtering.partly_solved(REWARD, threshold=t)
-  last = lambda t: np.asarray(solved(t))[4:].tolist()
-  assert last(0.2) == [False, False]
-  assert last(0.3) == [True, False]
-  assert last(0.4) == [True, False]  # 0.4 >= 0.4 on both sides
-  assert last(0.5) == [False, True]
-  assert last(1.0) == [False, True]
-  # Nothing said, only a full reward solves.
+def test_only_a_full_reward_solves():
   got = filtering.partly_solved(jnp.array([[0.9, 0.0], [1.0, 0.0]]))
   assert got.tolist() == [False, True]
 
@@ -46,7 +38,7 @@ def test_rollouts_that_do_not_count_have_no_influence(bad):
   valid = jnp.ones((6, 3), bool).at[:, 2].set(False)
   none = jnp.zeros((6, 3), bool)
   one = none.at[:, 0].set(True)
-  partly = lambda r, v: filtering.partly_solved(r, threshold=0.4, valid=v)
+  partly = lambda r, v: filtering.partly_solved(r / 0.4, v)
   np.testing.assert_array_equal(partly(reward, valid), partly(REWARD, None))
   assert not partly(reward, none).any()
   assert not partly(reward, one).any()  # one rollout cannot be two kinds

@@ -150,9 +150,11 @@ def test_exact_step_differs_by_the_square_of_the_learning_rate():
   reward = jnp.where(correct, 1.0, -1.0) * (counts > 0)
   mass = lambda p: jnp.sum(p, where=correct)
 
+  slope = probs * (reward - jnp.sum(reward * probs)) / 16  # of the logits
+
   def gap(lr):
     first = mb.mass_balance(probs, correct, counts > 0, lr=lr, n=16, **REWARDS)
-    exact = mb.exact_step(logits, reward, lr=lr, n=16)
+    exact = jax.nn.softmax(logits + lr * slope)
     return float(abs(mass(exact) - mass(probs) - first.total))
 
   ratios = [gap(10 * lr) / gap(lr) for lr in (0.1, 0.01, 0.001)]
@@ -170,21 +172,13 @@ def test_lemma_2_by_monte_carlo(p, n):
 
 
 @pytest.mark.parametrize("n", tiers.some([4, 64, 512, 4096], 1))
-def test_corollary_3_by_monte_carlo_and_its_bound(n):
+def test_corollary_3_by_monte_carlo(n):
   rng = np.random.default_rng(1)
   p = np.asarray(jax.nn.softmax(jnp.asarray(2.0 * rng.normal(size=1000))))
   counts = rng.multinomial(n, p, size=3000)
   moment = ((counts == 0) * p**2).sum(axis=1)
   want = float(mb.expected_unsampled_second_moment(jnp.asarray(p), n).sum())
   assert abs(moment.mean() - want) < 4 * moment.std() / np.sqrt(3000)
-  assert want <= mb.unsampled_second_moment_bound(n)
-
-
-def test_bound_is_attained_by_the_uniform_distribution_over_n_plus_1():
-  n = 7
-  p = jnp.full(n + 1, 1 / (n + 1))
-  total = mb.expected_unsampled_second_moment(p, n).sum()
-  close(total, mb.unsampled_second_moment_bound(n), 1.0)
 
 
 def test_negative_steps_become_rarer_with_n():
@@ -258,13 +252,12 @@ WITH_N = [
   lambda n: mb.mass_balance(**GOOD, lr=0.1, n=n, **REWARDS).total,
   lambda n: mb.mass_balance_counts(**COUNTED, lr=0.1, n=n, **REWARDS).total,
   lambda n: mb.token_gains(**GOOD, lr=0.1, n=n, **REWARDS),
-  lambda n: mb.exact_step(jnp.zeros(2), jnp.ones(2), lr=0.1, n=n),
   lambda n: mb.expected_unsampled_second_moment(jnp.array([0.5]), n),
 ]
 
 
 def test_n_is_an_integer_of_at_least_1(unhooked):
-  for function in (*WITH_N, mb.unsampled_second_moment_bound):
+  for function in WITH_N:
     for n in (0, 2.0, np.float32(2.5)):
       with pytest.raises(ValueError, match=r"^n = "):
         function(n)
@@ -327,15 +320,6 @@ def test_the_other_functions_refuse_too():
   for p in (-0.1, float("nan")):
     with pytest.raises(ValueError, match="p = "):
       mb.expected_unsampled_second_moment(jnp.asarray(p), 2)
-  nan, zero = jnp.array([0.0, jnp.nan]), jnp.zeros(2)
-  for logits, mass, lr, name in (
-    (nan, zero, 0.1, "logits"),
-    (zero, nan, 0.1, "reward_mass"),
-    (zero, zero, float("inf"), "lr"),
-    (zero, zero, -0.5, "lr"),
-  ):
-    with pytest.raises(ValueError, match=f"^{name} = "):
-      mb.exact_step(logits, mass, lr=lr, n=1)
 
 
 def test_constants_may_be_closed_over_and_refused():
@@ -349,12 +333,7 @@ def test_constants_may_be_closed_over_and_refused():
     jax.jit(lambda s: mb.mass_balance(wrong, correct, s, **how))(sampled)
 
 
-@pytest.mark.parametrize("n", [1, 10**9, 10**16])
-def test_the_bound_keeps_its_digits(n):
+def test_a_rare_token_keeps_its_digits():
   with jax.enable_x64(False):
     tiny = mb.expected_unsampled_second_moment(jnp.float32(1e-9), 10**9)
   np.testing.assert_allclose(tiny, 1e-18 * np.exp(-1.0), rtol=1e-5)
-  got = mb.unsampled_second_moment_bound(n)
-  assert got <= 1 / (n + 1)
-  if n >= 10**9:
-    assert got * np.e * n == pytest.approx(1.0, abs=1e-8)

@@ -227,20 +227,16 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _wanted_type(default: Any, value: Any) -> str:
   number = isinstance(value, int | float) and not isinstance(value, bool)
-  match default:
-    case bool():
-      fits, name = isinstance(value, bool), "true or false"
-    case int():
-      fits, name = number and isinstance(value, int), "a whole number"
-    case float():
-      fits, name = number and math.isfinite(value), "a finite number"
-    case str():
-      fits, name = isinstance(value, str), "a text"
-    case tuple() | list():
-      fits, name = isinstance(value, tuple | list), "a list"
-    case _:
-      fits, name = True, ""
-  return "" if fits else name
+  for kind, fits, name in (
+    (bool, isinstance(value, bool), "true or false"),
+    (int, number and isinstance(value, int), "a whole number"),
+    (float, number and math.isfinite(value), "a finite number"),
+    (str, isinstance(value, str), "a text"),
+    (tuple | list, isinstance(value, tuple | list), "a list"),
+  ):
+    if isinstance(default, kind):
+      return "" if fits else name
+  return ""
 
 
 def _describe(family: Family) -> str:

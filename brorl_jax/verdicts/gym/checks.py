@@ -4,7 +4,9 @@ Those scorers execute the answer, ignore text around it, raise, or accept near
 misses. These are exact, and take time linear in the length of the answer.
 """
 
+import ast
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -20,6 +22,13 @@ _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 
 # Arithmetic without executing it, unlike the library's sympy.parse_expr.
+_OPERATORS: Mapping[type, Callable[..., Any]] = {
+  ast.Add: operator.add,
+  ast.Sub: operator.sub,
+  ast.Mult: operator.mul,
+  ast.Div: operator.truediv,
+  ast.USub: operator.neg,
+}
 
 
 def value(text: str) -> Fraction | None:
@@ -29,43 +38,21 @@ def value(text: str) -> Fraction | None:
   in front of a number. Division is exact; None if it divides by zero, or is no
   such expression. The caller limits the length, and so the depth.
   """
-  tokens = re.findall(r"[0-9]+|\S", text)[::-1]
-  try:
-    total = _sum(tokens)
-  except (IndexError, ValueError, ZeroDivisionError):
+  text = re.sub(r"\b0+(?=\d)", "", " ".join(text.split()))  # 07 is 7
+  if re.search(r"[^0-9+*/() -]|[-+*/] ?-", text):
     return None
-  return None if tokens else total
+  try:
+    return _value(ast.parse(text, mode="eval").body)
+  except (AttributeError, KeyError, SyntaxError, ZeroDivisionError):
+    return None
 
 
-def _sum(tokens: list[str]) -> Fraction:
-  """Takes a sum off the tokens, which are in reverse order."""
-  sign = -1 if tokens[-1] == "-" else 1
-  if sign < 0:
-    tokens.pop()
-  total = sign * _product(tokens)
-  while tokens and tokens[-1] in "+-":
-    sign = -1 if tokens.pop() == "-" else 1
-    total += sign * _product(tokens)
-  return total
-
-
-def _product(tokens: list[str]) -> Fraction:
-  total = _factor(tokens)
-  while tokens and tokens[-1] in "*/":
-    divide = tokens.pop() == "/"
-    factor = _factor(tokens)
-    total = total / factor if divide else total * factor
-  return total
-
-
-def _factor(tokens: list[str]) -> Fraction:
-  token = tokens.pop()
-  if token != "(":
-    return Fraction(int(token.encode()))  # ASCII digits only
-  total = _sum(tokens)
-  if tokens.pop() != ")":
-    raise ValueError
-  return total
+def _value(node: Any) -> Fraction:
+  if isinstance(node, ast.UnaryOp):
+    return _OPERATORS[type(node.op)](_value(node.operand))
+  if isinstance(node, ast.BinOp):
+    return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+  return Fraction(node.value)
 
 
 _NUMBER = r"\d{1,20}(?:\.\d{1,10})?"

@@ -147,10 +147,23 @@ def whole(value: Any, least: int = 0) -> int:
 _positive = functools.partial(whole, least=1)
 
 
-def text(value: Any) -> str:
-  if not isinstance(value, str) or not value.strip():
-    raise ValueError("a text that is not blank")
-  return value.strip()
+def _text_that(must: str, good: Callable[[str], bool]) -> Callable[[Any], str]:
+  """Reads a text that is good without its outer spaces."""
+
+  def read(value: Any) -> str:
+    if not isinstance(value, str) or not good(value.strip()):
+      raise ValueError(must)
+    return value.strip()
+
+  return read
+
+
+text = _text_that("a text that is not blank", bool)
+_character = _text_that("one character", lambda x: len(x) == 1)
+_one_word = _text_that("one word", lambda x: len(x.split()) == 1)
+_relation = _text_that(
+  "one of " + ", ".join(map(repr, RELATIONS)), RELATIONS.__contains__
+)
 
 
 def _words(value: Any) -> list[str]:
@@ -164,25 +177,6 @@ def _forbidden(value: Any) -> list[str]:
   if any(len(word) > MAX_FORBIDDEN for word in words):
     raise ValueError(f"a list of texts of at most {MAX_FORBIDDEN} characters")
   return words
-
-
-def _relation(value: Any) -> str:
-  if not isinstance(value, str) or value not in RELATIONS:
-    raise ValueError("one of " + ", ".join(map(repr, RELATIONS)))
-  return value
-
-
-def _character(value: Any) -> str:
-  if not isinstance(value, str) or len(value.strip()) != 1:
-    raise ValueError("one character")
-  return value.strip()
-
-
-def _one_word(value: Any) -> str:
-  word = text(value)
-  if len(word.split()) > 1:
-    raise ValueError("one word")
-  return word
 
 
 # Sentences, capitals and English by rules instead of a trained model: nothing

@@ -186,8 +186,7 @@ def _refused(gold: str, why: str) -> ValueError:
 
 
 def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
-  verdict = verify(f"\\boxed{{{answer}}}", gold, jail=jail)
-  return verdict.status == "pass"
+  return verify(f"\\boxed{{{answer}}}", gold, jail=jail).status == "pass"
 
 
 def _value(node: Node) -> Tree:
