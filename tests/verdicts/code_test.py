@@ -49,35 +49,17 @@ def outcome(program, tests, jail, **limits):
   return verdict.status, round(verdict.score, 3), verdict.reason
 
 
+def cases(kind):
+  """Rows of what is tried, and what comes."""
+  file = pathlib.Path(__file__).with_name("code_cases.jsonl")
+  found = map(json.loads, file.read_text("utf-8").splitlines())
+  return [tuple(row) for of, *row in found if of == kind]
+
+
 # Extraction.
 
 
-@pytest.mark.parametrize(
-  "response, program",
-  [
-    ("```python\nx = 1\n```", "x = 1\n"),
-    ("text\n\n```py\nx\n```\nmore", "x\n"), ("```\nx\n```", "x\n"),
-    ("```PYTHON\nx\n```", "x\n"), ("```Python3 title=a\nx\n```", "x\n"),
-    ("``` python\nx\n```", "x\n"),
-    ("````python\nx\n```\ny\n````", "x\n```\ny\n"),
-    ("~~~python\nx\n~~~", "x\n"), ("~~~\n```\nx\n```\n~~~", "```\nx\n```\n"),
-    ("```python\r\nx\r\ny\r\n```\r\n", "x\r\ny\r\n"),
-    ("1. So:\n   ```python\n   if x:\n     y\n   ```", "if x:\n  y\n"),
-    ("```python\nx\n  ```", "x\n"), ("```python\nx\n`````", "x\n"),
-    ("```python\n\n\n```", "\n\n"), ("```python\n```", "\n"),
-    ("```python\na\n```\n```python\nb\n```", "b\n"),
-    ("```python\na\n```\n```text\nb\n```", "a\n"),
-    ("```python\na\n```\n```json\n{}\n```\n```cpp\nb\n```", "a\n"),
-    ("```python\na\n```\n```python\nb", "a\n"),
-    ("<think>\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
-    ("```python\na\n```</think> so ```python\nb\n```", None),
-    ("```python\na\n```\n<think>\n```python\nb\n```", None),
-    ("```python x = 1 ```", None), ("```python\nx", None), ("x = 1", None),
-    ("", None), ("```c++\nx\n```", None), ("``\nx\n``", None),
-    ("```a`b\nx\n```", None),
-    ("```python\nx = '```'\ny = 2\n```", "x = '```'\ny = 2\n"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("response, program", cases("extract"))
 def test_extract(response, program):
   assert code.extract(response) == program
 
@@ -159,37 +141,7 @@ def test_human_eval(jail, form, quarter):
 # Standard input and output.
 
 
-@pytest.mark.parametrize(
-  "program, score, reason",
-  [
-    ("print(int(input()) ** 2)", 1.0, ""),
-    ("print(int(input()) ** 2, end='')", 1.0, ""),
-    ("print(int(input()) ** 2); exit(); print(1)", 1.0, ""),
-    ("print(int(input()) ** 2); quit(0); print(1)", 1.0, ""),
-    ("print('\\n ', int(input()) ** 2, '\\t\\r\\n\\n')", 1.0, ""),
-    ("n = int(input())\nprint(n * n if n else 7)", 0.667,
-      "wrong answer: 2 of 3 pass"),
-    ("print(9)", 0.333, "wrong answer: 1 of 3 pass"),
-    ("print(float(int(input()) ** 2))", 0.0, "wrong answer"),
-    ("n = int(input())\n1 / n\nprint(n * n)", 0.667,
-      "runtime error: ZeroDivisionError, 2 of 3 pass"),
-    ("import sys\nprint(int(input()) ** 2)\nsys.exit(3)", 0.0,
-      "runtime error: exit status: 3"),
-    ("import sys\nprint(int(input()) ** 2)\nsys.exit('no')", 0.0,
-      "runtime error: exit status: 1"),
-    ("print(", 0.0, "syntax error: SyntaxError in line 1"),
-    ("x = 1\n  y", 0.0, "syntax error: IndentationError in line 2"),
-    ("a = '\0'", 0.0, None),
-    ("a = '\ud800'", 0.0, "syntax error: UnicodeEncodeError"),
-    ("(" * 50_000, 0.0, "syntax error: SyntaxError in line 1"),
-    ("", 0.0, "wrong answer"),
-    ("import os\nn = int(input())\nprint(n * n, flush=True)\n"
-      "if n < 0: os.kill(os.getpid(), 9)\nos._exit(0)", 0.667,
-      "runtime error: PermissionError, 2 of 3 pass"),
-    ("import ctypes\nn = int(input())\nprint(n * n, flush=True)\n"
-      "if n < 0: ctypes.string_at(0)", 0.667, "killed: SIGSEGV, 2 of 3 pass"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("program, score, reason", cases("stdio"))
 def test_stdio(jail, program, score, reason):
   got = outcome(program, SQUARE, jail)
   status = "pass" if score == 1.0 else "fail"
@@ -441,38 +393,8 @@ def test_same_output_ignores_white_space_alone(a, b):
 
 
 @pytest.mark.parametrize(
-  "program, score, reason",
-  tiers.some(
-    [
-      ("def add(a, b): return a + b", 1.0, ""),
-      ("add = lambda a, b: a + b", 1.0, ""),
-      ("class Solution:\n  def add(self, a, b): return a + b", 1.0, ""),
-      ("class Solution:\n  add = staticmethod(sum)", 0.0, None),
-      ("def add(a, b) -> List[int]: return a + b", 1.0, ""),
-      ("from operator import add", 1.0, ""),
-      ("def add(a, b): return a + b if a else None", 0.667,
-        "wrong answer: 2 of 3 pass"),
-      ("def add(a, b): return float(a + b)", 1.0, ""),
-      ("def add(a, b): return a + b if a else False", 0.667,
-        "wrong answer: 2 of 3 pass"),
-      ("def add(a): return a", 0.0, "runtime error: TypeError"),
-      ("def sub(a, b): return a", 0.0, "no function: add"),
-      ("add = 3", 0.0, "no function: add"),
-      ("", 0.0, "no function: add"),
-      ("1 / 0\ndef add(a, b): return a + b", 0.0, None),
-      ("def add(a, b):", 0.0, "syntax error: IndentationError in line 1"),
-      ("raise SystemExit(0)", 0.0, "runtime error: SystemExit"),
-      ("import sys\ndef add(a, b): sys.exit(0)", 0.0,
-        "runtime error: SystemExit"),
-      ("import os\ndef add(a, b): os._exit(0)", 0.0, "ended early"),
-      ("import os\ndef add(a, b): return a + b if a else os._exit(0)", 0.667,
-        "ended early: 2 of 3 pass"),
-      ("def add(a, b):\n  while True: pass", 0.0, "time-out"),
-      ("from operator import add\nif __name__ == '__main__': 1 / 0", 1.0, ""),
-    ],
-    5,
-  ),
-)  # fmt: skip
+  "program, score, reason", tiers.some(cases("calls"), 5)
+)
 def test_calls(jail, program, score, reason):
   got = outcome(program, ADD, jail, test_s=0.3 if "while" in program else 5.0)
   status = "pass" if score == 1.0 else "fail"
@@ -547,24 +469,7 @@ def check(candidate):
 """
 
 
-@pytest.mark.parametrize(
-  "program, reason",
-  [
-    ("def add(a, b): return a + b", ""),
-    ("class Solution:\n  def add(self, a, b): return a + b", ""),
-    ("def add(a, b): return 5", "wrong answer"),
-    ("def add(a, b): return a + c", "runtime error: NameError"),
-    ("def add(a, b): raise AssertionError", "wrong answer"),
-    ("def add(a, b): return lambda: 5", "runtime error: not plain data"),
-    (
-      "import os\ndef add(a, b): os._exit(0)",
-      "runtime error: the program ended",
-    ),
-    ("def sub(): pass", "no function: add"),
-    ("def add(a, b)", "syntax error: SyntaxError in line 1"),
-    ("import os\nos._exit(0)", "runtime error: the program ended"),
-  ],
-)
+@pytest.mark.parametrize("program, reason", cases("check"))
 def test_check(jail, program, reason):
   tests = {"check": CHECK, "fn_name": "add"}
   status = "fail" if reason else "pass"
