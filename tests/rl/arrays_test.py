@@ -22,7 +22,7 @@ from brorl_jax.rl import (
   simulator,
   vocabulary,
 )
-from brorl_jax.rl.arrays import Mean, require, require_count, require_finite
+from brorl_jax.rl.arrays import Mean, require, require_count
 
 B, T, P, N, V = 4, 6, 3, 5, 8
 KEY = object()  # a new one for each call
@@ -255,7 +255,7 @@ def test_the_first_value_that_is_out_of_range_is_named():
   with pytest.raises(ValueError, match=r"^p = 1\.5 must be at most 1$"):
     require("p", p, lambda x: x <= 1, "at most 1")
   with pytest.raises(ValueError, match=r"^lr = nan must be finite$"):
-    require_finite(p=p, lr=float("nan"))
+    require("lr", float("nan"), jnp.isfinite, "finite")
 
 
 def test_traced_values_are_not_known_and_constants_are():
