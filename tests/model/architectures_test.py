@@ -229,7 +229,7 @@ REFUSED = [
     for x in (0.0, float("nan"), float("inf"))),
   (QWEN, {"rms_norm_eps": "x"}, "rms_norm_eps ... 'x'"),
   (QWEN, {"rope_theta": -5}, "rope_theta -5 ... number"),
-  (GEMMA_LAYERS, {"rope_local_base_freq": -5}, "base_freq -5 ... number"),
+  (GEMMA_LAYERS, {"rope_local_base_freq": -5}, "rope_local_base_freq -5 is"),
   # Of fields that have no effect, too.
   *((config, {field: x}, f"{field} {x!r} is not {what}")
     for config, field, x, what in (
