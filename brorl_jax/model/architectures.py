@@ -14,23 +14,29 @@ from typing import Any
 
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import PolicySpec, Rope
+from brorl_jax.model.tokenizer import model_file
 
-_KINDS = (
-  "gemma2",
-  "gemma3_text",
-  "llama",
-  "mistral",
-  "qwen2",
-  "qwen3",
-  "qwen3_moe",
-)
+_KINDS = "gemma2 gemma3_text llama mistral qwen2 qwen3 qwen3_moe".split()
 _SIZES = (
-  "vocab_size",
-  "hidden_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-  "num_key_value_heads",
-)
+  "vocab_size hidden_size num_hidden_layers num_attention_heads "
+  "num_key_value_heads"
+).split()
+_BOUNDS = {  # of fields, used or not: integers, above what number, or a choice
+  "vocab_size hidden_size intermediate_size moe_intermediate_size head_dim "
+  "num_attention_heads num_key_value_heads num_experts num_experts_per_tok "
+  "max_position_embeddings original_max_position_embeddings sliding_window "
+  "sliding_window_pattern query_pre_attn_scalar": range(1, 2**31),
+  "num_hidden_layers": range(1, 10**5),  # transformers makes lists of them
+  "max_window_layers": range(2**31),
+  "rms_norm_eps attn_logit_softcapping final_logit_softcapping factor mscale "
+  "mscale_all_dim attention_factor beta_fast beta_slow high_freq_factor "
+  "low_freq_factor": 1e-37,  # float32 has none below 1e-38 or above 3e38
+  "rope_theta rope_local_base_freq": 1.0,  # at which all pairs turn alike
+  "attention_bias mlp_bias norm_topk_prob tie_word_embeddings truncate "
+  "use_sliding_window": (False, True),
+  "dtype torch_dtype": ("float32", "bfloat16", "float16"),
+}
+_RULES = {name: x for names, x in _BOUNDS.items() for name in names.split()}
 _ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
@@ -117,8 +123,10 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
   for field in sorted(wanted):
     if field not in given:
       raise ValueError(f"{path}: no field {field!r}")
-  for field in given.keys() & {*_SIZES, _mlp_field(kind)}:
-    _size(given[field], field)
+  for fields in (given, raw, raw.get("rope_scaling") or {}, *ropes):
+    for field in _RULES:
+      if fields.get(field) is not None or (fields is given and field in wanted):
+        _checked(fields[field], field)
   try:
     return _newest(raw)
   except Exception as e:  # its validators raise many kinds
@@ -143,7 +151,7 @@ def _policy(c: Any, dtype: str) -> Policy:
     raise _Unsupported(field, name, f"not supported, only {known}")
   every = kind not in ("qwen2", "mistral") and bool(c.attention_bias)
   turns = _rope(rope, c.max_position_embeddings)
-  longest = _size(c.max_position_embeddings, "max_position_embeddings")
+  longest = c.max_position_embeddings
   if turns.kind == "yarn":  # some configs give the length before stretching
     longest = max(longest, int(turns.factor * turns.trained))
   return Policy(
@@ -155,18 +163,16 @@ def _policy(c: Any, dtype: str) -> Policy:
     head_size=head_size,
     mlp=getattr(c, _mlp_field(kind)),
     rope=turns,
-    norm_eps=_number(c.rms_norm_eps, "rms_norm_eps"),
+    norm_eps=float(c.rms_norm_eps),
     tied=bool(c.tie_word_embeddings),
     dtype=dtype,
     max_positions=longest,
     qkv_bias=every or kind == "qwen2",
     output_bias=every,
     qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-    query_scale=_size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
-    if gemma
-    else None,
+    query_scale=c.query_pre_attn_scalar**-0.5 if gemma else None,
     attention_softcap=_cap(c, "attn_logit_softcapping", kind == "gemma2"),
-    window=_size(c.sliding_window, "sliding_window") if sliding else 0,
+    window=c.sliding_window if sliding else 0,
     sliding=sliding,
     sliding_rope=_rope(local, 0) if local and sliding else None,
     mlp_bias=kind == "llama" and bool(c.mlp_bias),
@@ -186,7 +192,7 @@ def _heads(c: Any) -> tuple[int, int]:
       "num_key_value_heads", kv_heads, f"not a divisor of {heads} heads"
     )
   size = getattr(c, "head_dim", None)
-  size = _size(c.hidden_size // heads if size is None else size, "head_dim")
+  size = _checked(c.hidden_size // heads if size is None else size, "head_dim")
   if size % 2:
     raise _Unsupported("head_dim", size, "odd; components turn in pairs")
   return heads, size
@@ -199,15 +205,14 @@ def _cap(c: Any, field: str, used: bool) -> float:
     return 0.0
   if not used:
     raise _Unsupported(field, cap, f"not for {c.model_type}")
-  return _number(cap, field)
+  return float(cap)
 
 
 def _experts(c: Any) -> dict[str, Any]:
   for field, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
     if (value := getattr(c, field)) != only:
       raise _Unsupported(field, value, f"not supported, only {only}")
-  experts = _size(c.num_experts, "num_experts")
-  each = _size(c.num_experts_per_tok, "num_experts_per_tok")
+  experts, each = c.num_experts, c.num_experts_per_tok
   if each > experts:
     raise _Unsupported("num_experts_per_tok", each, f"more than {experts}")
   normalize = bool(c.norm_topk_prob)
@@ -216,17 +221,19 @@ def _experts(c: Any) -> dict[str, Any]:
   )
 
 
-def _size(value: Any, field: str) -> int:
-  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-    raise _Unsupported(field, value, "not a positive integer")
+def _checked(value: Any, field: str) -> Any:
+  rule = _RULES[field]
+  if isinstance(rule, range):
+    good = type(value) is int and value in rule
+    rule = f"an integer from {rule.start} to {rule.stop - 1:,}"
+  elif isinstance(rule, float):
+    good = type(value) in (int, float) and rule < value < 1e38
+    rule = f"a number above {rule:g} and below 1e38"
+  else:
+    good = value in rule
+  if not good:
+    raise _Unsupported(field, value, f"not {rule}")
   return value
-
-
-def _number(value: Any, field: str) -> float:
-  good = isinstance(value, int | float) and not isinstance(value, bool)
-  if not good or not 0.0 < value < float("inf"):
-    raise _Unsupported(field, value, "not a positive number")
-  return float(value)
 
 
 def _sliding(c: Any) -> tuple[bool, ...]:
@@ -267,26 +274,25 @@ def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
     raise _Unsupported(
       "partial_rotary_factor", p["partial_rotary_factor"], "not supported"
     )
-  theta = _number(p.get("rope_theta"), "rope_theta")
+  theta = float(_checked(p.get("rope_theta"), "rope_theta"))
   if kind in ("default", "dynamic"):
     return Rope(theta, kind)
   if kind == "linear":
-    return Rope(theta, kind, factor=_number(p.get("factor"), "factor"))
+    return Rope(theta, kind, factor=float(_checked(p.get("factor"), "factor")))
   field = "original_max_position_embeddings"
-  trained = _size(p.get(field, max_positions), field)
+  trained = _checked(p.get(field, max_positions), field)
   factor = p.get("factor")
-  factor = max_positions / trained if factor is None else factor
-  factor = _number(factor, "factor")
+  factor = float(max_positions / trained if factor is None else factor)
   if kind == "llama3":
     low, high = (
-      _number(p.get(field), field)
+      float(_checked(p.get(field), field))
       for field in ("low_freq_factor", "high_freq_factor")
     )
     if high <= low:
       raise _Unsupported("high_freq_factor", high, f"not above {low}")
     return Rope(theta, kind, factor, trained, low, high)
-  low = _number(p.get("beta_slow") or 1.0, "beta_slow")
-  high = _number(p.get("beta_fast") or 32.0, "beta_fast")
+  low = float(p.get("beta_slow") or 1.0)
+  high = float(p.get("beta_fast") or 32.0)
   if high <= low:
     raise _Unsupported("beta_fast", high, f"not above {low}")
   truncate, scale = bool(p.get("truncate", True)), _yarn_scale(p, factor)
@@ -296,16 +302,16 @@ def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
 def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
   """Peng et al. 2023 (YaRN), arXiv:2309.00071, eq. 22; DeepSeek's ratio."""
   if p.get("attention_factor") is not None:
-    return _number(p["attention_factor"], "attention_factor")
+    return float(p["attention_factor"])
   grown = lambda by: 0.1 * by * math.log(factor) + 1.0 if factor > 1.0 else 1.0
   if p.get("mscale") and p.get("mscale_all_dim"):
-    by, all_by = (_number(p[f], f) for f in ("mscale", "mscale_all_dim"))
-    return grown(by) / grown(all_by)
+    return grown(p["mscale"]) / grown(p["mscale_all_dim"])
   return grown(1.0)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
   """A file that holds one JSON object, else ValueError."""
+  model_file(path)
   try:
     value = json.loads(path.read_text())
   except (OSError, ValueError, RecursionError) as e:

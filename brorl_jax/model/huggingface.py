@@ -10,10 +10,10 @@ import functools
 import json
 import math
 import operator
-import os
 import pathlib
 import re
 import shutil
+import sys
 from typing import Any, NamedTuple
 
 import huggingface_hub
@@ -28,27 +28,14 @@ from jaxtyping import PyTree
 from brorl_jax.errors import first_line
 from brorl_jax.model import architectures, sharding
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.tokenizer import ASSETS, FILES, model_file
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Constants that transformers 4 and before wrote beside the weights.
 _COMPUTED = ".rotary_emb.inv_freq"
-ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # the embedded policies
 EMBEDDED = {"": ASSETS, "embedded:steps": ASSETS / "steps"}
-# What belongs to a model beside config and weights, copied as it is.
-_BESIDE = (
-  "tokenizer.json",
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "vocab.json",
-  "merges.txt",
-  "tokenizer.model",
-  "chat_template.jinja",
-  "chat_template.json",
-  "generation_config.json",
-)
 
 
 def locate(checkpoint: str) -> pathlib.Path:
@@ -67,7 +54,7 @@ def locate(checkpoint: str) -> pathlib.Path:
       "name of a model, organisation/name, or embedded:steps"
     )
   # Not every *.safetensors: some hold the same weights twice.
-  wanted = ["config.json", "model*.safetensors", INDEX, *_BESIDE]
+  wanted = ["config.json", "model*.safetensors", INDEX, *FILES]
   try:
     return pathlib.Path(
       huggingface_hub.snapshot_download(checkpoint, allow_patterns=wanted)
@@ -163,8 +150,8 @@ def save(
     safetensors.numpy.save_file(values, part, metadata={"format": "pt"})
     part.chmod(0o644)  # safetensors makes it readable by its owner only
     part.replace(directory / name)
-  for name in _BESIDE:
-    path = pathlib.Path(source or directory) / name
+  for name in FILES:
+    path = model_file(pathlib.Path(source or directory) / name)
     if source is not None and path.is_file():
       shutil.copyfile(path, directory / name)
   if shards.is_sharded:
@@ -294,8 +281,8 @@ def open_tensors(
     files = sorted(set(where.values()))
   tensors = {}
   for name in files:
-    path = directory / name
-    if not os.path.isfile(path):
+    path = model_file(directory / name, sys.maxsize)
+    if not path.is_file():
       raise ValueError(f"{path} is missing{_instead(directory)}")
     try:
       file = stack.enter_context(safetensors.safe_open(path, "numpy"))

@@ -1,12 +1,17 @@
 """Hugging Face tokenizers: text <-> token ids, prompts by chat template."""
 
+import contextlib
 import datetime
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +24,44 @@ DATE = "date of the chat template"  # its name among what a run records
 _TODAY = re.compile(
   r"strftime_now\(\s*(?:format\s*=\s*)?([\"'])([^\"']*)\1\s*\)"
 )
+
+# What belongs to a model beside config and weights, copied as it is.
+GENERATION = "generation_config.json"
+FILES = (
+  *"tokenizer.json tokenizer_config.json special_tokens_map.json".split(),
+  *"added_tokens.json vocab.json merges.txt tokenizer.model".split(),
+  *("chat_template.jinja", "chat_template.json", GENERATION),
+)
+ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # the embedded policies
+MAX_BYTES = 1 << 28  # of a text; the largest tokenizer.json in use has 34 MB
+# CPU seconds and MB of a trial; ten times as many seconds may pass.
+_TRIAL_S, _TRIAL_MB = 60, 4096
+_ASKED = (
+  "x" * 20_000 + "for a in range(10): print('1,000.5')\n" * 500,
+  "Сколько будет 2 + ٣? 数学は楽しい。 हिन्दी e\u0301 🧮\u200b\r\n\t- a_b\0\n",
+  "1",
+)
+
+
+def model_file(path: pathlib.Path, most: int = MAX_BYTES) -> pathlib.Path:
+  """The path of a file of a model, which may be missing.
+
+  Raises ValueError if it has more than `most` bytes, is a link out of its
+  folder, or a pipe or device, whose content may never end.
+  """
+  real, folder = map(os.path.realpath, (path, path.parent))
+  within = [folder]
+  # In the hub's cache a file of a snapshot is a link to ../../blobs, and that
+  # one to the blobs that all its models share.
+  if cached := re.match("(.*)(/models--[^/]+)/snapshots/[^/]+", folder):
+    within += [cached[1] + cached[2] + "/blobs", cached[1] + "/blobs"]
+  if not any(pathlib.Path(real).is_relative_to(each) for each in within):
+    raise ValueError(f"{path} is a link out of its folder; copy {real} there")
+  if os.path.exists(real) and not os.path.isfile(real):
+    raise ValueError(f"{path} is not a regular file; no other kind is read")
+  if os.path.isfile(real) and (size := os.path.getsize(real)) > most:
+    raise ValueError(f"{path} has {size:,} bytes; at most {most:,} are read")
+  return path
 
 
 class Template(NamedTuple):
@@ -35,14 +78,79 @@ class Template(NamedTuple):
 def read_template(path: str | pathlib.Path) -> Template:
   """The chat template of a file."""
   try:
+    given = os.path.realpath(pathlib.Path(path).expanduser())
     # With line ends as transformers reads them, which become tokens.
-    text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
+    text = model_file(pathlib.Path(given)).read_text(encoding="utf-8")
   except UnicodeDecodeError as e:
     raise ValueError(f"chat template {path} is not UTF-8: {e.reason}") from None
   except (OSError, RuntimeError) as e:
     why = getattr(e, "strerror", None) or e
     raise ValueError(f"chat template {path} cannot be read: {why}") from None
   return Template(str(path), text)
+
+
+@contextlib.contextmanager
+def _trial(
+  folder: pathlib.Path, template: Template | None, today: str
+) -> Iterator[list[list[int]]]:
+  """Tries a foreign tokenizer in a process of bounded time and memory.
+
+  A template can loop for ever or take all memory, and the tokenizer, in Rust,
+  can end its process. The body runs meanwhile; then the list holds the ids of a
+  question, unless the tokenizer is ours. Raises ValueError with the reason.
+  """
+  ids, ours = list[list[int]](), map(_contents, (ASSETS, ASSETS / "steps"))
+  if template is None and _contents(folder) in ours:
+    yield ids
+    return
+  path = [os.path.abspath(entry) for entry in sys.path]
+  code = f"import sys\nsys.path[:], sys.modules['torch'] = {path!r}, None\n"
+  code += "from brorl_jax.model import tokenizer\ntokenizer.try_out()"
+  limits = f"ulimit -c 0; ulimit -v {_TRIAL_MB << 10}; ulimit -S -t {_TRIAL_S}"
+  command = ["sh", "-c", f'{limits}; exec "$@"', "", sys.executable, "-c", code]
+  pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+  with subprocess.Popen(command, text=True, errors="replace", **pipes) as child:
+    try:
+      yield ids
+      asked = json.dumps([str(folder), template, today])
+      said, noise = child.communicate(asked)
+    finally:
+      child.kill()
+  status, end = -child.returncode, noise.strip().rpartition("\n")[2]
+  where = template.where if template else str(folder)
+  if end.startswith(own := "ValueError: "):
+    end = end.removeprefix(own).removeprefix(f"{where}: ")
+    raise ValueError(end if str(folder) in end else f"{where}: {end}")
+  if status in (signal.SIGXCPU, signal.SIGALRM):
+    end = f"takes more than {_TRIAL_S} s"
+  elif "memory allocation of" in noise or end == "MemoryError":  # so says Rust
+    end = f"takes more than {_TRIAL_MB:,} MB"
+  elif status > 0:
+    end = f"ends its process with {signal.Signals(status).name}"
+  if status:
+    which = f" with {where}" if template else ""
+    raise ValueError(f"{folder}/tokenizer.json{which}: {end}")
+  ids.append(json.loads(said))
+
+
+def try_out() -> None:
+  """What the process of a trial does: writes the ids of the last question."""
+  signal.alarm(10 * _TRIAL_S)
+  folder, template, today = json.load(sys.stdin)
+  text = Tokenizer(folder, template and Template(*template), today, trial=False)
+  for asked in _ASKED:
+    user = {"role": "user", "content": asked}
+    ids = text.render([user])
+    with contextlib.suppress(ValueError):  # some refuse a system's message
+      text.render([user | {"role": "system"}, user])
+  print(ids)
+
+
+def _contents(folder: pathlib.Path) -> list[bytes]:
+  """Of the files that transformers reads of a tokenizer."""
+  paths = [folder / name for name in FILES if name != GENERATION]
+  paths += sorted(folder.glob("additional_chat_templates/*"))
+  return [x.read_bytes() if model_file(x).is_file() else b"" for x in paths]
 
 
 class Tokenizer:
@@ -60,13 +168,16 @@ class Tokenizer:
     directory: str | pathlib.Path,
     template: Template | None = None,
     today: str = "",
+    trial: bool = True,
   ):
-    from transformers import PreTrainedTokenizerFast  # 1 s, not for --help
-
+    today = today or str(datetime.date.today())
     directory = pathlib.Path(directory)
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    if not model_file(path).is_file():
       raise ValueError(f"{path} is missing")
+    tried = contextlib.nullcontext([])
+    with _trial(directory, template, today) if trial else tried as self._asked:
+      from transformers import PreTrainedTokenizerFast  # 1 s, not for --help
     try:
       self._tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     except Exception as e:  # the Rust parser raises bare Exception
@@ -96,14 +207,14 @@ class Tokenizer:
       raise ValueError(f"{where}: {e}") from e
     if one == other:
       raise ValueError(f"{where}: its chat template leaves out the question")
-    if any(ids != one for ids in again):
+    if any(ids != one for ids in again) or self._asked not in ([], [one]):
       raise ValueError(f"{where}: its chat template writes at random")
     self.opened = opened_thinking(self._tokenizer.decode(one))
 
   def _freeze_date(self, today: str) -> str:
     """Writes the date into the template; returns it, or "" if it has none."""
     text = self._tokenizer.get_chat_template()
-    day = datetime.date.fromisoformat(today or str(datetime.date.today()))
+    day = datetime.date.fromisoformat(today)
     dated = _TODAY.sub(lambda c: c[1] + day.strftime(c[2]) + c[1], text)
     if re.search(r"strftime_now(?!\s+is\b)", dated):
       raise ValueError(
@@ -116,12 +227,19 @@ class Tokenizer:
   def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """The ids of a conversation as the model's own template poses it."""
     try:
-      return self._tokenizer.apply_chat_template(
+      text = self._tokenizer.apply_chat_template(
         [dict(message) for message in messages],
         add_generation_prompt=True,
-        return_dict=False,
+        tokenize=False,
       )
-    except Exception as e:  # a template is code and may raise anything
+      asked = sum(len(message["content"]) for message in messages)
+      if len(text) > 100_000 + 20 * asked:  # templates write some 2,000
+        raise ValueError(f"it makes {len(text):,} characters of {asked:,}")
+      return self.encode(text)
+    except (KeyboardInterrupt, MemoryError, SystemExit):
+      raise
+    # A template is code and may raise anything, and a panic in Rust may follow.
+    except BaseException as e:
       raise ValueError(f"the chat template fails: {first_line(e)}") from e
 
   def encode(self, text: str) -> list[int]:
@@ -139,8 +257,8 @@ class Tokenizer:
 def _stops(folder: pathlib.Path, eos: int | None, size: int) -> tuple[int, ...]:
   """Ids that `generation_config.json` names, else the config's, else eos."""
   ids = None
-  for name in ("generation_config.json", "config.json"):
-    path = folder / name
+  for name in (GENERATION, "config.json"):
+    path = model_file(folder / name)
     if ids is None and path.is_file():
       try:
         ids = json.loads(path.read_text()).get("eos_token_id")

@@ -214,7 +214,7 @@ def load(
 
 def inherited(source: pathlib.Path) -> dict[str, str]:
   """Name and text of a directory's record of training data, if it has one."""
-  path = source / TRAINED_ON
+  path = tokenizer.model_file(source / TRAINED_ON)
   return {TRAINED_ON: path.read_text()} if path.is_file() else {}
 
 

@@ -203,7 +203,7 @@ def refused(directory, part):
   assert mentions(message, part), message
 
 
-POSITIVE = "is not a positive integer"
+POSITIVE = "is not an integer from 1 to"
 TYPES = "gemma2, gemma3_text ... qwen2, qwen3, qwen3_moe"
 FULL = "full_attention"
 REFUSED = [
@@ -225,11 +225,21 @@ REFUSED = [
       (MOE, "num_experts_per_tok", -1), (GEMMA, "sliding_window", 0),
       (QWEN, "head_dim", 6.0), (GEMMA, "query_pre_attn_scalar", -2),
     )),
-  *((QWEN, {"rms_norm_eps": x}, f"rms_norm_eps {x!r} ... positive")
+  *((QWEN, {"rms_norm_eps": x}, f"rms_norm_eps {x!r} ... number")
     for x in (0.0, float("nan"), float("inf"))),
   (QWEN, {"rms_norm_eps": "x"}, "rms_norm_eps ... 'x'"),
-  (QWEN, {"rope_theta": -5}, "rope_theta -5 ... positive"),
-  (GEMMA_LAYERS, {"rope_local_base_freq": -5}, "rope_theta -5 ... positive"),
+  (QWEN, {"rope_theta": -5}, "rope_theta -5 ... number"),
+  (GEMMA_LAYERS, {"rope_local_base_freq": -5}, "rope_local_base_freq -5 is"),
+  # Of fields that have no effect, too.
+  *((config, {field: x}, f"{field} {x!r} is not {what}")
+    for config, field, x, what in (
+      (QWEN | {"rope_parameters": {"rope_theta": 1e4}}, "rope_theta", 0, "a"),
+      (QWEN, "sliding_window", -5, "an integer from 1"),
+      (QWEN, "dtype", "complex64", "... bfloat16"),
+      (QWEN, "torch_dtype", 5, "... bfloat16"), (QWEN, "rope_theta", 1, "a"),
+      (QWEN, "num_hidden_layers", 2**40, "an"),
+      (QWEN, "factor", 10**400, "a"), (LLAMA, "use_sliding_window", 2, "("),
+    )),
   # What transformers refuses, in one line too.
   *((config, {field: "x"}, f"{field} ... 'x'")
     for config, field in (
@@ -247,14 +257,14 @@ REFUSED = [
   *((QWEN, {"rope_scaling": {x: "su", "factor": 2.0}},
      "rope_type 'su' ... llama3") for x in ("type", "rope_type")),
   (scaled("linear"), {}, "linear ... factor"),
-  *((scaled("linear", factor=x), {}, f"factor {x!r} ... positive")
+  *((scaled("linear", factor=x), {}, f"factor {x!r} ... number")
     for x in (0, "2", None)),
-  (yarn(factor=-1), {}, "factor -1 ... positive"),
-  (yarn(beta_slow=-1), {}, "beta_slow -1 ... positive"),
-  (yarn(attention_factor=0), {}, "attention_factor 0 ... positive"),
+  (yarn(factor=-1), {}, "factor -1 ... number"),
+  (yarn(beta_slow=-1), {}, "beta_slow -1 ... number"),
+  (yarn(attention_factor=0), {}, "attention_factor 0 ... number"),
   (yarn(beta_slow=40), {}, "beta_fast 32.0 ... above 40.0"),
-  (yarn(mscale="x", mscale_all_dim=1.0), {}, "mscale 'x' ... positive"),
-  (llama3(low_freq_factor=0), {}, "low_freq_factor 0 ... positive"),
+  (yarn(mscale="x", mscale_all_dim=1.0), {}, "mscale 'x' ... number"),
+  (llama3(low_freq_factor=0), {}, "low_freq_factor 0 ... number"),
   (llama3(low_freq_factor=GONE), {}, "llama3 ... low_freq_factor"),
   (llama3(low_freq_factor=4.0), {}, "high_freq_factor 4.0 ... above 4.0"),
   *((config(original_max_position_embeddings=1.5), {},
@@ -274,7 +284,7 @@ REFUSED = [
   (QWEN, {"hidden_act": "gelu"}, "hidden_act 'gelu' ... gelu_pytorch_tanh"),
   (GEMMA, {"hidden_activation": "relu"}, "hidden_activation 'relu'"),
   (GEMMA, {"final_logit_softcapping": -3.0},
-   "final_logit_softcapping -3.0 ... positive"),
+   "final_logit_softcapping -3.0 ... number"),
   # transformers passes over these in silence.
   (GEMMA_LAYERS, {"attn_logit_softcapping": 3.0},
    "attn_logit_softcapping 3.0 ... gemma3_text"),

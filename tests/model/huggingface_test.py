@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -353,6 +355,23 @@ def test_what_is_missing_or_too_much_is_listed_up_to_eight(saved):
     huggingface.load(saved)
   assert str(e.value).count("model.layers.1.") == 8
   assert str(e.value).endswith(" and 4 more")
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS])
+def test_only_files_of_the_folder_are_read(saved, name):
+  repo = saved.parent / "models--a--b"
+  cached = repo / "snapshots" / "c"
+  shutil.copytree(saved, cached)
+  (repo / "blobs").mkdir()
+  (cached / "config.json").rename(repo / "blobs" / "1")
+  (cached / "config.json").symlink_to("../../blobs/1")
+  huggingface.load(cached)  # so the hub's cache is made
+  (path := saved / name).unlink(missing_ok=True)
+  os.mkfifo(path)
+  refused(saved, path, "is not a regular file")
+  path.unlink()
+  path.symlink_to(cached / WEIGHTS)
+  refused(saved, path, "is a link out of its folder")
 
 
 def test_a_pickle_is_never_read(saved):

@@ -1,5 +1,6 @@
 """Tests of brorl_jax/model/tokenizer.py."""
 
+import contextlib
 import datetime
 import functools
 import json
@@ -8,10 +9,12 @@ import shutil
 
 import numpy as np
 import pytest
+import tiers
 from messages import refuses
 
 from brorl_jax.model import huggingface, tokenizer
 
+TRIAL = tokenizer._trial
 HERE = pathlib.Path(__file__).parent
 QWEN2 = {"model_type": "qwen2"}
 
@@ -42,6 +45,12 @@ def directory(tmp_path_factory):
   ) in "tokenizer.json tokenizer_config.json chat_template.jinja".split():
     shutil.copy(huggingface.ASSETS / name, path)
   return path
+
+
+@pytest.fixture(autouse=True)
+def untried(monkeypatch):
+  untried = lambda *_: contextlib.nullcontext([])  # a trial takes two seconds
+  monkeypatch.setattr(tokenizer, "_trial", untried)
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +254,34 @@ def test_templates_that_open_thinking_or_print_the_date(directory, built):
     assert read().date == (text.date and str(datetime.date.today()))
 
 
+ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+GROWS = {"type": "Replace", "pattern": {"String": "x"}, "content": "x" * 300}
+TRIALS = [
+  (ENDLESS, None, "json with t: takes more than 1 s"),
+  ("{% if messages[1] %}" + ENDLESS + "{% endif %}", None, "more than 1 s"),
+  ("{{ 'x' * 10**10 }}", None, "with t: takes more than 1,024 MB"),
+  ("{{ 'x' * 10**6 }}", None, "t: ... it makes 1,000,001 characters of 1"),
+  ("{{ cycler(1) }}", None, "t: its chat template writes at random"),
+  ("", {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+   "json with t: pyo3_runtime.PanicException"),
+  ("", {"type": "Sequence", "normalizers": [GROWS] * 9}, "takes more than"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("more, normalizer, says", tiers.some(TRIALS, 3))
+def test_a_foreign_tokenizer_is_tried(
+  copy, monkeypatch, more, normalizer, says
+):
+  monkeypatch.setattr(tokenizer, "_trial", TRIAL)
+  monkeypatch.setattr(tokenizer, "_TRIAL_S", 1 if ENDLESS in more else 30)
+  monkeypatch.setattr(tokenizer, "_TRIAL_MB", 1024)
+  path = copy / "tokenizer.json"
+  write(path, json.loads(path.read_text()) | {"normalizer": normalizer})
+  with refuses(ValueError, says):
+    template = tokenizer.Template("t", "{{ messages[0].content }}" + more)
+    tokenizer.Tokenizer(copy, template)
+
+
 @pytest.mark.parametrize(
   "data, says",
   [
@@ -274,7 +311,7 @@ def test_a_template_that_cannot_be_read_is_refused(tmp_path):
   path = tmp_path / "mine.jinja"
   with pytest.raises(ValueError, match=r"mine\.jinja cannot be read"):
     tokenizer.read_template(path)
-  with pytest.raises(ValueError, match=r"cannot be read: Is a directory"):
+  with pytest.raises(ValueError, match=r"is not a regular file"):
     tokenizer.read_template(tmp_path)
   path.write_bytes(b"\xff")
   with pytest.raises(ValueError, match=r"mine\.jinja.*UTF-8"):
