@@ -106,7 +106,7 @@ class Recorder:
   notify: Callable[[Mapping[str, Any]], None] = lambda event: None
   profile_step: int | None = None  # whose trace is written to profile/
   started = False  # whether a file may have been changed
-  stopped = False  # set if SIGTERM ended the run before its last step
+  stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
   _last = _began = 0  # steps: the last finished, the first
   _warned = -_CORES_EVERY  # the last step with a warning of the cores
@@ -364,7 +364,7 @@ class Recorder:
     if error is not None:
       return f"{type(error).__name__}: {intact.one_line(error)}", 1
     if self.stopped:
-      return "stopped by SIGTERM", processes.STOPPED
+      return "stopped by SIGTERM or SIGHUP", processes.STOPPED
     whole = self._last >= self.c.run.steps
     return "done" if whole else "done: run.max_samples is reached", 0
 

@@ -253,24 +253,21 @@ def run(
   """Answers prompts of flags, a file, or standard input with a policy: as text
   on a terminal, otherwise each answer as a line of JSON.
   """
-  try:
-    if prompt and prompts is not None:
-      raise ValueError("--prompt and --prompts are both given; keep one")
-    asked = prompt if prompts is None else _read(prompts, where)
-    policy = load(where)
-    at = "" if policy.step is None else f", step {policy.step}"
-    print(f"{where or 'the embedded policy'}{at}", file=sys.stderr)
-    judges = contextlib.nullcontext()
-    # The user's own rewards are no domain, and judge nothing here.
-    if {getattr(one, "domain", "") for one in asked} & DOMAINS.keys():
-      verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
-      judges = contextlib.closing(Pool(verifiers))
-    with judges as pool:
-      parts = [asked] if asked else ([line] for line in _typed())
-      for first, part in enumerate(parts):
-        _answer(policy, part, pool, {**how, "first": first})
-  except BrokenPipeError:  # the reader of standard output has stopped
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  if prompt and prompts is not None:
+    raise ValueError("--prompt and --prompts are both given; keep one")
+  asked = prompt if prompts is None else _read(prompts, where)
+  policy = load(where)
+  at = "" if policy.step is None else f", step {policy.step}"
+  print(f"{where or 'the embedded policy'}{at}", file=sys.stderr)
+  judges = contextlib.nullcontext()
+  # The user's own rewards are no domain, and judge nothing here.
+  if {getattr(one, "domain", "") for one in asked} & DOMAINS.keys():
+    verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
+    judges = contextlib.closing(Pool(verifiers))
+  with judges as pool:
+    parts = [asked] if asked else ([line] for line in _typed())
+    for first, part in enumerate(parts):
+      _answer(policy, part, pool, {**how, "first": first})
 
 
 def _read(path: str, where: str) -> Sequence[str | Example]:

@@ -25,7 +25,7 @@ from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
 from brorl_jax.learner.supervised import Look, Pair, PairLayout
-from brorl_jax.main import export, report
+from brorl_jax.main import export, report, stop_signals
 from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
@@ -181,7 +181,7 @@ def _train(
   from_step: int | None,
   profile_step: int | None,
 ) -> int | None:
-  """The step at which SIGTERM stopped it before the last; None at the end.
+  """The step at which a signal stopped it before the last; None at the end.
 
   Every error that ends it early is a UserError of one line.
   """
@@ -375,23 +375,27 @@ def no_closed_loops() -> Iterator[None]:
 
 
 class Stop:
-  """What all processes agree on at the end of a step. The first SIGTERM asks
-  for the end; a second one ends this process at once.
+  """What all processes agree on at the end of a step. The first SIGTERM, or a
+  SIGHUP, asks for the end; a second SIGTERM ends this process at once.
   """
 
-  asked = False  # by a SIGTERM to any process
+  asked = False  # by a signal to any process
 
   def __enter__(self) -> "Stop":
     # Until here, see __main__.terminate.
-    self._before = signal.signal(signal.SIGTERM, self._on_signal)
+    ends = stop_signals()
+    self._before = {n: signal.signal(n, self._on_signal) for n in ends}
     return self
 
   def __exit__(self, *_: object) -> None:
-    signal.signal(signal.SIGTERM, self._before)
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
 
-  def _on_signal(self, *_: object) -> None:
+  def _on_signal(self, number: int, _: object) -> None:
     self.asked = True
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A terminal that closes may send SIGHUP twice, systemd one after SIGTERM.
+    if number == signal.SIGTERM:
+      signal.signal(number, signal.SIG_DFL)
 
   def __call__(self) -> bool:
     self.asked = any(processes.gather(self.asked))
