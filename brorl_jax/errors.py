@@ -31,6 +31,16 @@ _FAULTS = frozenset(
 )
 
 
+# Blanks of texts that are no control characters; the last is of Chinese.
+_BLANKS = "\n\t\xa0\u3000"
+
+
+def printable(text: str, also: str = _BLANKS) -> str:
+  """The text with escapes for what is not printable and not in `also`."""
+  shown = lambda c: c if c.isprintable() or c in also else ascii(c)[1:-1]
+  return text if text.isprintable() else "".join(map(shown, text))
+
+
 class UserError(Exception):
   """Something the user can fix; the message is one line and names the fix.
 
@@ -41,8 +51,7 @@ class UserError(Exception):
   status = REFUSED  # exit status of the process
 
   def __init__(self, text: str):
-    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    super().__init__("".join(shown))
+    super().__init__(printable(text, ""))
 
 
 class NumbersError(UserError):

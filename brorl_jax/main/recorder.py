@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import config, evaluate, types
 from brorl_jax.config import Config
-from brorl_jax.errors import UserError, first_line
+from brorl_jax.errors import UserError, first_line, printable
 from brorl_jax.many import processes
 from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
@@ -125,7 +125,7 @@ class Recorder:
 
   def warn(self, text: str, **more: Any) -> None:
     """One line on the terminal, and an event once events.jsonl is open."""
-    print(f"warning: {text}")
+    print(f"warning: {printable(text)}")
     event = {"event": "warning", "why": text, **more}
     if not self._open:
       self._early.append(event)

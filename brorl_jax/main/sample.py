@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from brorl_jax.data import dataset, schema
-from brorl_jax.errors import as_user_error
+from brorl_jax.errors import as_user_error, printable
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
 from brorl_jax.plan import checkpoint_source, memory
@@ -307,7 +307,7 @@ def _answer(
   for question, messages, responses in zip(asked, posed, each, strict=True):
     text = messages[-1]["content"]
     if plain and len(asked) * len(responses) > 1:
-      print(f"> {text}")
+      print(f"> {printable(text)}")
     verdicts: list[Any] = [None] * len(responses)
     if judges is not None and isinstance(question, Example):
       domain, entry = question.domain, question.entry
@@ -328,12 +328,12 @@ def _answer(
 
 
 def _show(number: str, response: Response, verdict: Any) -> None:
-  print(f"{number}{response.text}")
+  print(f"{number}{printable(response.text)}")
   if response.truncated:
     print(f"[cut at {len(response.tokens)} tokens]")
   if verdict is not None:
     reason = f": {verdict.reason}" if verdict.reason else ""
-    print(f"[{verdict.status}{reason}]")
+    print(f"[{verdict.status}{printable(reason)}]")
 
 
 def _as_json(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jinja2
 from matplotlib.ticker import MaxNLocator
 
+from brorl_jax.errors import printable
 from brorl_jax.report.load_runs import Json, Value
 
 _WIDTH, _HEIGHT = 360, 210  # of a plot, in its own units
@@ -125,7 +126,9 @@ def drawing(plot: Plot) -> dict[str, Any]:
     ends += [(x, top) for x, _, top in reversed(line.band)]
     # What the script shows: place, value on x, value on y or event.
     shown = [[px(x), py(y), f"{plot.x} {short(x)}", short(y)] for x, y in some]
-    shown += [[px(x), _TOP, f"{plot.x} {short(x)}", e] for x, e in line.marks]
+    shown += [
+      [px(x), _TOP, f"{plot.x} {short(x)}", printable(e)] for x, e in line.marks
+    ]
     lines.append(
       {
         "line": line,
@@ -243,6 +246,8 @@ def document(**content: Any) -> str:
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.ChainableUndefined,
+    # Not of Markup, which the template made.
+    finalize=lambda x: printable(x) if type(x) is str else x,
   )
   for written in (number, percent, short, duration, gain):
     environment.filters[written.__name__] = written

@@ -28,6 +28,7 @@ class Scorer:
     sandbox: How responses are isolated from this machine, by kind of verifier.
     log_lines: The same as text, for the log.
     functions: The user's own functions by config field, with name and digest.
+    whole: One of them that takes all responses to a prompt, or "".
   """
 
   def __init__(self, c: Reward, examples: Examples):
@@ -37,12 +38,15 @@ class Scorer:
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
+    self.whole = ""
     self._pool: Pool | own.Rewards
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
         field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
         self.functions[field] = {"name": name, "digest": digest}
+        if self._pool.whole[i]:
+          self.whole = name
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
       limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)

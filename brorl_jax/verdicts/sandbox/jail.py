@@ -32,7 +32,9 @@ network or sockets.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import platform
@@ -128,11 +130,26 @@ def mine() -> Jail:
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST = (3, 9)
 _INSTALL = "install it: apt install bubblewrap, or dnf install bubblewrap"
-_ALLOW_NAMESPACES = (
-  "allow user namespaces: in Docker --security-opt seccomp=unconfined"
-  " --security-opt apparmor=unconfined; on Ubuntu 24.04 the AppArmor profile"
-  " bwrap-userns-restrict; else sysctl kernel.unprivileged_userns_clone=1 and"
-  " user.max_user_namespaces above 0"
+# Settings of the kernel: the value that forbids namespaces, one that does not.
+# Ubuntu 24.04 has the last. Its profile bwrap-userns-restrict is not enough: a
+# job in bwrap mounts its /tmp, which that denies.
+_SETTINGS = {
+  "user.max_user_namespaces": ("0", "15000"),
+  "kernel.unprivileged_userns_clone": ("0", "1"),
+  "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
+_UNCONFINED = "--security-opt seccomp=unconfined --security-opt "
+# What a file, or a variable, of a container tells; rootless ones too.
+_CONTAINERS = {
+  "KUBERNETES_SERVICE_HOST": "give the pod's securityContext seccompProfile"
+  " and appArmorProfile of type Unconfined",
+  "/run/.containerenv": f"podman run {_UNCONFINED}label=disable",
+  "/.dockerenv": f"docker run {_UNCONFINED}apparmor=unconfined",
+}
+_ONE_USER = (
+  "this container has one user, root, so none for programs: on the host install"
+  " uidmap and give your user a range in /etc/subuid and /etc/subgid, or run as"
+  " another user: podman run --userns=keep-id"
 )
 
 
@@ -198,12 +215,26 @@ def measure() -> Level:
     )
     if not (fault := _try_out(full)):
       return full
-    why = f"bwrap: {fault}; {_ALLOW_NAMESPACES}"
+    why = f"bwrap: {fault}; {_allow_namespaces()}"
     inner = dataclasses.replace(inner, reason=why)
   if fault := _try_out(inner):
     why = f"{why}; and without bwrap: {fault}"
     return dataclasses.replace(nothing, reason=why)
   return inner
+
+
+def _allow_namespaces() -> str:
+  """What forbids bwrap its namespaces here, as what to do about it."""
+  found = []
+  for name, (bad, good) in _SETTINGS.items():
+    with contextlib.suppress(OSError):
+      with open(f"/proc/sys/{name.replace('.', '/')}") as file:
+        if file.read().strip() == bad:
+          found.append(f"on the host sysctl -w {name}={good}")
+  told = lambda mark: mark in os.environ or os.path.exists(mark)
+  found += [text for mark, text in _CONTAINERS.items() if told(mark)]
+  other = f"if this is a container: {_UNCONFINED}apparmor=unconfined"
+  return f"allow user namespaces: {', and '.join(found) or other}"
 
 
 def _refusal(abi: int, machine: str) -> str:
@@ -236,7 +267,10 @@ def _interpreter() -> tuple[str, str]:
         **as_jail(),
       )
       version = tuple(map(int, done.stdout.split()))
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+      # Of setgroups or setuid: a user may be unable to read a file (EACCES).
+      if getattr(error, "errno", 0) in (errno.EPERM, errno.EINVAL):
+        return "", _ONE_USER
       continue
     if done.returncode == 0 and version >= _OLDEST:
       return path, ".".join(map(str, version))

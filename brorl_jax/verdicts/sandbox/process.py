@@ -526,8 +526,9 @@ def outlast_terminal() -> None:
       os.open(os.devnull, os.O_RDWR)
   for fd, name in ((1, "stdout"), (2, "stderr")):
     old = getattr(sys, name) or open(fd, "w", closefd=False)
+    out: Any = Output(fd, "w", closefd=False)
     text = io.TextIOWrapper(
-      io.BufferedWriter(Output(fd, "w", closefd=False)),
+      out if old.write_through else io.BufferedWriter(out),
       old.encoding,
       "backslashreplace",
       line_buffering=old.line_buffering,
