@@ -207,7 +207,7 @@ def main(argv: list[str]) -> None:
   except UserError as e:
     refuse(str(e), e.status)
   except OSError as e:  # a full or failing disk, too many open files
-    if isinstance(e, BrokenPipeError) and e.filename == Output.NAME:
+    if isinstance(e, BrokenPipeError) and e.filename:
       return  # its reader has had enough
     where = f"{e.filename}: " if e.filename else ""
     refuse(f"{where}{e.strerror or e}", errors.status(e))

@@ -367,13 +367,8 @@ def no_closed_loops() -> Iterator[None]:
   tensorstore then ends calls that loop, and the interpreter prints a traceback
   of "Event loop is closed" for each: 40 of them above the one line.
   """
-  before = sys.unraisablehook
-
-  def other(unraisable: Any) -> None:
-    if repr(unraisable.exc_value) != "RuntimeError('Event loop is closed')":
-      before(unraisable)
-
-  sys.unraisablehook = other
+  before, closed = sys.unraisablehook, "RuntimeError('Event loop is closed')"
+  sys.unraisablehook = lambda x: repr(x.exc_value) == closed or before(x)
   try:
     yield
   finally:

@@ -50,7 +50,6 @@ class TensorBoard:
     self._events = event_file_writer.EventsWriter(str(workdir / "events"))
     # Its own flush and close wait for the disk.
     self._file: Any = self._events._py_recordio_writer._writer
-    self._add(after + 1, file_version="brain.Event:2")
     self._add(after + 1, session_log=SessionLog(status=SessionLog.START))
 
   def write(self, step: int, values: Values) -> None:

@@ -24,7 +24,6 @@ depend on their arguments alone, because a resumed run calls them again.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -40,7 +39,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from json import dumps, loads  # which a user's file may replace in json
 from types import ModuleType
@@ -452,7 +451,7 @@ class FunctionWorker(process.Worker):
 
   def load(self) -> list[bool]:
     """Starts the process; which functions take a group; raises Failed."""
-    with self._question(f"{_WHAT} = {[*self._names]}"), _well_formed():
+    with self._question(f"{_WHAT} = {[*self._names]}"):
       error, digests, whole = self._begin(_LOAD_S)
       digests, whole = {**digests}, [*whole]
     if error:
@@ -469,7 +468,7 @@ class FunctionWorker(process.Worker):
     if not self._running():
       self.load()
     question = dumps([which, [*responses], example, step]).encode()
-    with self._question(self._names[which]), _well_formed():
+    with self._question(self._names[which]):
       deadline = Deadline(self._timeout_s)
       found = self._answer(question, deadline, self._timeout_s)
       return [Verdict(*one) for one in _values(found, len(responses))]
@@ -485,17 +484,6 @@ class FunctionWorker(process.Worker):
       stdout=2,  # prints of a function go to standard error
       env={**os.environ, **_ENVIRONMENT},
     )
-
-
-@contextlib.contextmanager
-def _well_formed() -> Iterator[None]:
-  """Anything but `Failed` is the fault of the process: it runs any code."""
-  try:
-    yield
-  except Failed:
-    raise
-  except Exception:
-    raise Failed("a malformed reply") from None
 
 
 def main(descriptors: Sequence[int], *names: str) -> NoReturn:

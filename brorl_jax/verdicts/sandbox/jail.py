@@ -32,11 +32,11 @@ network or sockets.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import functools
 import os
+import pathlib
 import platform
 import shutil
 import subprocess
@@ -130,24 +130,23 @@ def mine() -> Jail:
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST = (3, 9)
 _INSTALL = "install it: apt install bubblewrap, or dnf install bubblewrap"
-# Settings of the kernel: the value that forbids namespaces, one that does not.
-# Ubuntu 24.04 has the last. Its profile bwrap-userns-restrict is not enough: a
-# job in bwrap mounts its /tmp, which that denies.
-_SETTINGS = {
-  "user.max_user_namespaces": ("0", "15000"),
-  "kernel.unprivileged_userns_clone": ("0", "1"),
-  "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
-}
+# What forbids bwrap its namespaces: a setting of the kernel with this value, or
+# a container, which a file or a variable tells. A profile bwrap-userns-restrict
+# in AppArmor is not enough: a job mounts its /tmp, which that denies.
 _UNCONFINED = "--security-opt seccomp=unconfined --security-opt "
-# What a file, or a variable, of a container tells; rootless ones too.
+_FORBIDS = {
+  "/proc/sys/user/max_user_namespaces": ("0", "15000"),
+  "/proc/sys/kernel/unprivileged_userns_clone": ("0", "1"),
+  "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
 _CONTAINERS = {
-  "KUBERNETES_SERVICE_HOST": "give the pod's securityContext seccompProfile"
-  " and appArmorProfile of type Unconfined",
+  "KUBERNETES_SERVICE_HOST": "the pod's securityContext with seccompProfile and"
+  " appArmorProfile of type Unconfined",
   "/run/.containerenv": f"podman run {_UNCONFINED}label=disable",
   "/.dockerenv": f"docker run {_UNCONFINED}apparmor=unconfined",
 }
 _ONE_USER = (
-  "this container has one user, root, so none for programs: on the host install"
+  "this container has one user, root, and none for programs: on the host install"
   " uidmap and give your user a range in /etc/subuid and /etc/subgid, or run as"
   " another user: podman run --userns=keep-id"
 )
@@ -215,7 +214,7 @@ def measure() -> Level:
     )
     if not (fault := _try_out(full)):
       return full
-    why = f"bwrap: {fault}; {_allow_namespaces()}"
+    why = f"bwrap: {fault}; {_remedy()}"
     inner = dataclasses.replace(inner, reason=why)
   if fault := _try_out(inner):
     why = f"{why}; and without bwrap: {fault}"
@@ -223,17 +222,16 @@ def measure() -> Level:
   return inner
 
 
-def _allow_namespaces() -> str:
-  """What forbids bwrap its namespaces here, as what to do about it."""
+def _remedy() -> str:
+  """What lets bwrap make namespaces here."""
   found = []
-  for name, (bad, good) in _SETTINGS.items():
-    with contextlib.suppress(OSError):
-      with open(f"/proc/sys/{name.replace('.', '/')}") as file:
-        if file.read().strip() == bad:
-          found.append(f"on the host sysctl -w {name}={good}")
+  for path, (bad, good) in _FORBIDS.items():
+    if os.path.exists(path) and pathlib.Path(path).read_text().strip() == bad:
+      name = path.removeprefix("/proc/sys/").replace("/", ".")
+      found.append(f"on the host sysctl -w {name}={good}")
   told = lambda mark: mark in os.environ or os.path.exists(mark)
   found += [text for mark, text in _CONTAINERS.items() if told(mark)]
-  other = f"if this is a container: {_UNCONFINED}apparmor=unconfined"
+  other = f"in a container {_UNCONFINED}apparmor=unconfined"
   return f"allow user namespaces: {', and '.join(found) or other}"
 
 

@@ -36,7 +36,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from json import dumps, loads  # which a user's file may replace in json
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from brorl_jax.verdicts.sandbox import jail_main, seccomp_landlock
 from brorl_jax.verdicts.sandbox.jail_main import LENGTH, framed
@@ -290,10 +290,11 @@ class Worker(abc.ABC):
     """Ends the process if there is no answer."""
     try:
       yield
-    except Failed as error:
+    except Exception as error:  # of what it replied, too
       self.failures += 1
       self.close()
-      raise Failed(f"{name}: {error}") from None
+      why = error if isinstance(error, Failed) else "a malformed reply"
+      raise Failed(f"{name}: {why}") from None
     except BaseException:  # an interrupt: the answer may still come
       self.close()
       raise
@@ -504,8 +505,7 @@ class Deadline:
 class Output(io.FileIO):
   """Standard output or error, where what cannot be written is left out."""
 
-  NAME: ClassVar[str] = "standard output"  # of its errors, if it is required
-  required: ClassVar[int] = 0  # the descriptor whose next failure is an error
+  required = 0  # the descriptor whose next failure is an error
 
   def write(self, data: Any, /) -> int:
     try:
@@ -514,7 +514,7 @@ class Output(io.FileIO):
       if self.fileno() != Output.required:
         return len(data)
       Output.required = 0  # what is left in buffers goes nowhere
-      raise OSError(e.errno, e.strerror, self.NAME) from None
+      raise OSError(e.errno, e.strerror, "standard output") from None
 
 
 def outlast_terminal() -> None:
@@ -525,13 +525,9 @@ def outlast_terminal() -> None:
     except OSError:  # closed: the next file would get what is printed
       os.open(os.devnull, os.O_RDWR)
   for fd, name in ((1, "stdout"), (2, "stderr")):
-    old = getattr(sys, name) or open(fd, "w", closefd=False)
-    out: Any = Output(fd, "w", closefd=False)
-    text = io.TextIOWrapper(
-      out if old.write_through else io.BufferedWriter(out),
-      old.encoding,
+    out = io.BufferedWriter(Output(fd, "w", closefd=False))
+    form = (
+      getattr(sys, name) and getattr(sys, name).encoding,
       "backslashreplace",
-      line_buffering=old.line_buffering,
-      write_through=old.write_through,
     )
-    setattr(sys, name, text)
+    setattr(sys, name, io.TextIOWrapper(out, *form, line_buffering=True))
