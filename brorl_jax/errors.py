@@ -31,12 +31,8 @@ _FAULTS = frozenset(
 )
 
 
-# Blanks of texts that are no control characters; the last is of Chinese.
-_BLANKS = "\n\t\xa0\u3000"
-
-
-def printable(text: str, also: str = _BLANKS) -> str:
-  """The text with escapes for what is not printable and not in `also`."""
+def printable(text: str, also: str = "\n\t\xa0\u3000") -> str:
+  """The text with escapes for what is not printable, and no blank in `also`."""
   shown = lambda c: c if c.isprintable() or c in also else ascii(c)[1:-1]
   return text if text.isprintable() else "".join(map(shown, text))
 

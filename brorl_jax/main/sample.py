@@ -161,7 +161,10 @@ class TextPolicy:
   def _rendered(self, number: int, prompt: Any, limit: int) -> list[int]:
     """Token ids of a prompt; raises ValueError if it is invalid or too long."""
     messages = self.posed(prompt) if isinstance(prompt, str) else prompt
-    if not all(map(_is_message, messages)):
+    text = lambda m: isinstance(m.get("role"), str) and m.get("content")
+    if not all(
+      isinstance(m, Mapping) and isinstance(text(m), str) for m in messages
+    ):
       raise ValueError(
         f"prompt {number} must be a text or a list of messages, each with "
         "'role' and 'content' as text"
@@ -197,11 +200,6 @@ class TextPolicy:
         if load.prompts == 1:
           raise
         load = dataclasses.replace(load, prompts=load.prompts // 2)
-
-
-def _is_message(value: Any) -> bool:
-  text = lambda name: isinstance(value.get(name), str)
-  return isinstance(value, Mapping) and text("role") and text("content")
 
 
 def _power_of_two(most: int) -> int:

@@ -111,12 +111,10 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   examples.refuse_changes(before("data"))
   scorer = Scorer(this.config.reward, examples)
   resolve.refuse_changes(before("functions"), scorer.functions)
-  rounds = [c.config.sampling.rounds for c in this.phases]
-  if scorer.whole and any(rounds):
-    raise ValueError(
-      f"config.sampling.rounds = {max(rounds)} must be () with {scorer.whole}, "
-      "which takes all responses to a prompt: a round would be judged alone"
-    )
+  rounds = max(phase.config.sampling.rounds for phase in this.phases)
+  if rounds and scorer.whole:
+    must = f"() with {scorer.whole}, which takes all responses to a prompt"
+    raise ValueError(f"config.sampling.rounds = {rounds} must be {must}")
   named = {**this.functions, **scorer.functions}
   held, source = examples.heldout(), this.source.source
   processes.require_same(

@@ -126,9 +126,7 @@ def drawing(plot: Plot) -> dict[str, Any]:
     ends += [(x, top) for x, _, top in reversed(line.band)]
     # What the script shows: place, value on x, value on y or event.
     shown = [[px(x), py(y), f"{plot.x} {short(x)}", short(y)] for x, y in some]
-    shown += [
-      [px(x), _TOP, f"{plot.x} {short(x)}", printable(e)] for x, e in line.marks
-    ]
+    shown += [[px(x), _TOP, f"{plot.x} {short(x)}", e] for x, e in line.marks]
     lines.append(
       {
         "line": line,
@@ -218,7 +216,7 @@ def _training(data: Json, axis: Axis) -> Iterator[Plot]:
         continue
       marks: dict[float, str] = {}  # start and end mark themselves
       for e in run["events"]:
-        x, kind = at[min(max(e["step"], 1), len(at)) - 1], e["event"]
+        x, kind = at[min(max(e["step"], 1), len(at)) - 1], printable(e["event"])
         seen = marks.get(x, "")
         if kind not in ("start", "end", *seen.split(", ")):
           marks[x] = f"{seen}, {kind}" if seen else kind
@@ -246,8 +244,7 @@ def document(**content: Any) -> str:
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.ChainableUndefined,
-    # Not of Markup, which the template made.
-    finalize=lambda x: printable(x) if type(x) is str else x,
+    finalize=lambda x: printable(x) if type(x) is str else x,  # not Markup
   )
   for written in (number, percent, short, duration, gain):
     environment.filters[written.__name__] = written

@@ -388,7 +388,10 @@ class Rewards:
   def _submit(
     self, which: int, group: Group, step: int | None
   ) -> Callable[[], list[TimedVerdict]]:
-    example, texts = _example(group.example), group.responses
+    (texts, given), known = group, {"id": group.example.id}
+    known |= {"source": given.task, "prompt": given.question}
+    known |= {"messages": [*map(dict, given.messages)], **given.columns}
+    example = dumps(known)
     submit = lambda texts: self._threads.submit(
       self._call, which, texts, example, step
     )
@@ -427,16 +430,6 @@ def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
       return TimedVerdict(verdict, seconds)
   score = math.fsum(verdict.score for verdict in verdicts_)
   return TimedVerdict(dataclasses.replace(verdicts_[0], score=score), seconds)
-
-
-def _example(example: Example) -> str:
-  known = {
-    "id": example.id,
-    "source": example.task,
-    "prompt": example.question,
-    "messages": [dict(message) for message in example.messages],
-  }
-  return dumps({**known, **example.columns})
 
 
 class FunctionWorker(process.Worker):

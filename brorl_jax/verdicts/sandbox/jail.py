@@ -130,25 +130,23 @@ def mine() -> Jail:
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST = (3, 9)
 _INSTALL = "install it: apt install bubblewrap, or dnf install bubblewrap"
-# What forbids bwrap its namespaces: a setting of the kernel with this value, or
-# a container, which a file or a variable tells. A profile bwrap-userns-restrict
-# in AppArmor is not enough: a job mounts its /tmp, which that denies.
-_UNCONFINED = "--security-opt seccomp=unconfined --security-opt "
+# Settings of a kernel that forbid namespaces with this value. The last, which
+# Ubuntu 24.04 has, needs more than its profile bwrap-userns-restrict: that
+# denies a job the mount of its /tmp.
 _FORBIDS = {
-  "/proc/sys/user/max_user_namespaces": ("0", "15000"),
-  "/proc/sys/kernel/unprivileged_userns_clone": ("0", "1"),
-  "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+  "user/max_user_namespaces": ("0", "15000"),
+  "kernel/unprivileged_userns_clone": ("0", "1"),
+  "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
 }
-_CONTAINERS = {
-  "KUBERNETES_SERVICE_HOST": "the pod's securityContext with seccompProfile and"
-  " appArmorProfile of type Unconfined",
-  "/run/.containerenv": f"podman run {_UNCONFINED}label=disable",
-  "/.dockerenv": f"docker run {_UNCONFINED}apparmor=unconfined",
-}
+_ALLOW = (
+  "a container needs --security-opt seccomp=unconfined and --security-opt"
+  " apparmor=unconfined (podman: label=disable); Kubernetes: seccompProfile and"
+  " appArmorProfile of type Unconfined"
+)
 _ONE_USER = (
-  "this container has one user, root, and none for programs: on the host install"
-  " uidmap and give your user a range in /etc/subuid and /etc/subgid, or run as"
-  " another user: podman run --userns=keep-id"
+  "root is this container's only user, and programs need another: podman run"
+  " --userns=keep-id, or on the host install uidmap and give your user a range"
+  " in /etc/subuid and /etc/subgid"
 )
 
 
@@ -225,14 +223,11 @@ def measure() -> Level:
 def _remedy() -> str:
   """What lets bwrap make namespaces here."""
   found = []
-  for path, (bad, good) in _FORBIDS.items():
-    if os.path.exists(path) and pathlib.Path(path).read_text().strip() == bad:
-      name = path.removeprefix("/proc/sys/").replace("/", ".")
-      found.append(f"on the host sysctl -w {name}={good}")
-  told = lambda mark: mark in os.environ or os.path.exists(mark)
-  found += [text for mark, text in _CONTAINERS.items() if told(mark)]
-  other = f"in a container {_UNCONFINED}apparmor=unconfined"
-  return f"allow user namespaces: {', and '.join(found) or other}"
+  for name, (bad, good) in _FORBIDS.items():
+    path = pathlib.Path("/proc/sys", name)
+    if path.exists() and path.read_text().strip() == bad:
+      found.append(f"on the host sysctl -w {name.replace('/', '.')}={good}")
+  return "; ".join(["allow user namespaces", *found, _ALLOW])
 
 
 def _refusal(abi: int, machine: str) -> str:
