@@ -162,13 +162,7 @@ def train(
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
     kept = sampled.kept_groups(stages.least)
-    mask = sampled.groups.rollouts.mask
-    progress = run_state.generated(
-      progress,
-      tokens=int(mask.sum()),
-      samples=int(mask[..., 0].sum()),
-      prompts=len(mask),
-    )
+    progress = run_state.generated(progress, sampled.groups.rollouts.mask)
 
     # Stage 4: advantages of the groups that were kept.
     credit = stages.advantages(kept, progress)
