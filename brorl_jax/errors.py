@@ -1,6 +1,6 @@
 """Errors that end a command in one line, and the exit statuses that go with it.
 
-Status 70 and 75 are in `processes`: another process was lost, SIGTERM or SIGHUP.
+Status 70 and 75 are in `processes`: another process was lost, a signal.
 """
 
 import contextlib
