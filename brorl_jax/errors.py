@@ -1,6 +1,6 @@
 """Errors that end a command in one line, and the exit statuses that go with it.
 
-Status 70 and 75 are in `processes`: another process was lost, SIGTERM.
+Status 70 and 75 are in `processes`: another process was lost, a signal.
 """
 
 import contextlib
@@ -23,6 +23,12 @@ _FAULTS = frozenset(
 )
 
 
+def printable(text: str, also: str = "\n\t\xa0\u3000") -> str:
+  """The text with escapes for what is not printable, and no blank in `also`."""
+  shown = lambda c: c if c.isprintable() or c in also else ascii(c)[1:-1]
+  return text if text.isprintable() else "".join(map(shown, text))
+
+
 class UserError(Exception):
   """Something the user can fix; the message is one line and names the fix.
 
@@ -33,8 +39,7 @@ class UserError(Exception):
   status = REFUSED  # exit status of the process
 
   def __init__(self, text: str):
-    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    super().__init__("".join(shown))
+    super().__init__(printable(text, ""))
 
 
 class NumbersError(UserError):

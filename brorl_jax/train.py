@@ -13,7 +13,7 @@ from jaxtyping import Bool, PyTree
 
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
-from brorl_jax.runs import clock, metrics, run_state
+from brorl_jax.runs import checkpoints, clock, metrics, run_state
 from brorl_jax.types import (
   Credit,
   Groups,
@@ -56,27 +56,6 @@ class Stages(NamedTuple):
   reference: Callable[[Any, RunState], tuple[Any, RunState, str | None]]
   # Config fields that a phase changes at this step.
   changed: dict[str, Any] | None = None
-
-
-@runtime_checkable
-class StateStore(Protocol):
-  """Saves and restores states."""
-
-  def restore(
-    self, like: Any, lacks: Callable[[int], str | None]
-  ) -> tuple[Any, dict[str, Any]] | None:
-    """The newest whole step for which `lacks` returns None."""
-
-  def save(
-    self, step: int, state: Any, progress: dict[str, Any], score: float | None
-  ) -> None:
-    """Starts to save in the background; None: the step was not evaluated."""
-
-  def check(self) -> None:
-    """Raises the error of the last save, and returns once a step is on disk."""
-
-  def wait(self) -> None:
-    """Returns when the last save is on disk."""
 
 
 @runtime_checkable
@@ -124,7 +103,7 @@ class RunEnded(RuntimeError):
 def train(
   state: Any,
   make_stages: Callable[[int], Stages],
-  store: StateStore,
+  store: checkpoints.Store,
   recorder: StepRecorder,
   *,
   seed: int,
@@ -183,7 +162,7 @@ def train(
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
     kept = sampled.kept_groups(stages.least)
-    progress = _generated(progress, sampled)
+    progress = run_state.generated(progress, sampled.groups.rollouts.mask)
 
     # Stage 4: advantages of the groups that were kept.
     credit = stages.advantages(kept, progress)
@@ -198,7 +177,9 @@ def train(
     state, updated = update()
 
     scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
-    scalars |= {"time/update_s": update.seconds, **_totals(progress)}
+    scalars |= {"time/update_s": update.seconds}
+    scalars["data/tokens_total"] = progress.tokens
+    scalars["data/samples_total"] = progress.samples
     spent = clock.since(started)
     scalars |= {**spent, _SAVING: saving_s + _check_save(store)}
     stop, progress, score = agree(), credit.progress, None
@@ -270,7 +251,7 @@ def _save(
   state: Any,
   progress: RunState,
   score: float | None,
-  store: StateStore,
+  store: checkpoints.Store,
   recorder: StepRecorder,
 ) -> float:
   """Starts to save a step; returns the seconds that this took."""
@@ -280,21 +261,11 @@ def _save(
   return time.perf_counter() - start
 
 
-def _check_save(store: StateStore) -> float:
+def _check_save(store: checkpoints.Store) -> float:
   """Raises the error of the last save; returns the seconds that this took."""
   start = time.perf_counter()
   store.check()
   return time.perf_counter() - start
-
-
-def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
-  mask = sampled.groups.rollouts.mask
-  return run_state.generated(
-    progress,
-    tokens=int(mask.sum()),
-    samples=int(mask[..., 0].sum()),
-    prompts=len(mask),
-  )
 
 
 def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
@@ -312,10 +283,3 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
     each = enumerate(sampled.rollout_s)
     times |= {f"time/rollout_s/{process}": s for process, s in each}
   return {**seen, **expected, **times}
-
-
-def _totals(progress: RunState) -> dict[str, int]:
-  return {
-    "data/tokens_total": progress.tokens,
-    "data/samples_total": progress.samples,
-  }

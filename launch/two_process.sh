@@ -35,6 +35,7 @@ say "processes 1 to $((processes - 1)) write to $logs/process_I.log"
 pids=()
 forward() { kill "-$1" ${pids[@]+"${pids[@]}"} 2>/dev/null || true; }
 trap 'forward TERM' TERM
+trap 'forward HUP' HUP
 trap 'forward INT' INT
 
 for ((i = 0; i < processes; i++)); do

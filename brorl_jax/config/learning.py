@@ -106,6 +106,9 @@ class Reward(Section):
     good = self.length_min <= self.length_max
     yield "length_min", good, f"at most length_max = {self.length_max}"
     yield from self.at_least(0, "length_weight", "overlong_weight")
+    for name in "length_min length_max length_weight overlong_weight".split():
+      must = "at most 1e6 in size: the squares of rewards are summed in float32"
+      yield name, abs(getattr(self, name)) <= 1e6, must
     steps = self.length_steps
     good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0

@@ -7,6 +7,7 @@ import pathlib
 import platform
 import re
 import runpy
+import signal
 import sys
 import tempfile
 
@@ -23,6 +24,12 @@ def brorl() -> None:
   # As python -m does: finds modules in this folder.
   sys.path.insert(0, os.getcwd())
   runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
+
+
+def stop_signals() -> list[int]:
+  """Those that end a run after its step, but what nohup ignores stays so."""
+  ends = signal.SIGTERM, signal.SIGHUP
+  return [n for n in ends if signal.getsignal(n) != signal.SIG_IGN]
 
 
 def keep_freed_memory() -> None:

@@ -6,6 +6,7 @@ The same command resumes a run that was stopped. The exit status is 0 only if
 the last step was reached and saved.
 """
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -13,6 +14,9 @@ import pathlib
 import signal
 import sys
 import threading
+
+from brorl_jax import main as process
+from brorl_jax.verdicts.sandbox.process import Output, outlast_terminal
 
 
 def interrupt(signum, frame) -> None:
@@ -22,11 +26,10 @@ def interrupt(signum, frame) -> None:
   """
   del signum, frame
   show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-  sys.stdout.flush()
   modes = {a for a in sys.argv if a.startswith("--mode=")}
   again = modes <= {"--mode=train", "--mode=evaluate"}
   what = "; the same command resumes" if again else ""
-  os.write(2, f"{show_cursor}interrupted{what}\n".encode())
+  say(f"{show_cursor}interrupted{what}")
   if processes := sys.modules.get("brorl_jax.many.processes"):
     processes.leave_word("interrupted", 130)
   os._exit(130)
@@ -34,18 +37,28 @@ def interrupt(signum, frame) -> None:
 
 def terminate(signum, frame):
   """Ends a run, with all its processes, before it trains; while it trains
-  SIGTERM ends it after the step, see `train.Stop`.
+  the signal ends it after the step, see `train.Stop`.
   """
-  del signum, frame
+  del frame
   try:
-    os.write(2, b"stopped; the same command resumes\n")
+    say("stopped; the same command resumes")
     if processes := sys.modules.get("brorl_jax.many.processes"):
-      processes.fail("SIGTERM; the same command resumes", 75)
+      name = signal.Signals(signum).name
+      processes.fail(f"{name}; the same command resumes", 75)
   finally:
     os._exit(75)  # processes.STOPPED
 
 
+def say(line: str) -> None:
+  """A last line, from a signal handler, which may have interrupted a print."""
+  with contextlib.suppress(RuntimeError):
+    sys.stdout.flush()
+  with contextlib.suppress(OSError):
+    os.write(2, f"{line}\n".encode())
+
+
 if __name__ == "__main__":
+  outlast_terminal()
   signal.signal(signal.SIGINT, interrupt)
   # Otherwise transformers warns at every start that PyTorch is missing.
   os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -55,7 +68,6 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
-from brorl_jax import main as process
 from brorl_jax.config import Config, Warmup
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
@@ -191,9 +203,12 @@ def main(argv: list[str]) -> None:
     # Shells leave the ~ of --workdir=~/run unchanged.
     each = map(os.path.expanduser, _WORKDIR.value or ["."])
     run_mode([*map(pathlib.Path, each)], c)
+    sys.stdout.flush()
   except UserError as e:
     refuse(str(e), e.status)
   except OSError as e:  # a full or failing disk, too many open files
+    if isinstance(e, BrokenPipeError) and e.filename:
+      return  # its reader has had enough
     where = f"{e.filename}: " if e.filename else ""
     refuse(f"{where}{e.strerror or e}", errors.status(e))
   except KeyboardInterrupt:  # raised, not sent
@@ -243,7 +258,10 @@ def prepare() -> None:
   process.keep_freed_memory()
   process.take_most_of_a_gpu()
   if _MODE.value == "train":
-    signal.signal(signal.SIGTERM, terminate)
+    for number in process.stop_signals():
+      signal.signal(number, terminate)
+  if _MODE.value in ("plan", "sample"):  # the others write files
+    Output.required = 1
 
 
 def checked_config() -> Config | Warmup | None:

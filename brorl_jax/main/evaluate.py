@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from brorl_jax import config, evaluate
@@ -37,16 +37,25 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
   records = workdir / "eval" / "records.jsonl"
   summary = workdir / "eval" / "summary.json"
   parts = _parts(this, workdir)
-  with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
-    folder.write_config(values, workdir, mode="evaluate", **parts.entries)
-    print(*parts.log_lines, sep="\n")
-    found = _sampled(this, records, parts)
-    used = {k for k, about in config.every_field().items() if about.evaluated}
-    flat = config.flat(values).items()
-    sampling = {name: value for name, value in flat if name in used}
-    said = parts.entries["evaluated"] | {"sampling": sampling}
-    said |= evaluate.summary(found)
-    write_whole(summary, json.dumps(said, indent=2) + "\n")
+  used = {k for k, about in config.every_field().items() if about.evaluated}
+  flat = config.flat(values).items()
+  sampling = {name: value for name, value in flat if name in used}
+  said = parts.entries["evaluated"] | {"sampling": sampling}
+  with contextlib.closing(parts.scorer), folder.hold(workdir):
+    try:
+      folder.write_config(values, workdir, mode="evaluate", **parts.entries)
+      print(*parts.log_lines, sep="\n")
+      said |= evaluate.summary(_sampled(this, records, parts))
+      write_whole(summary, json.dumps(said, indent=2) + "\n")
+    except OSError as e:
+      raise StorageError(
+        f"{intact.one_line(e)}; fix this and run the same command again: what "
+        "was scored before is not sampled again"
+      ) from None
+    except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
+      raise UserError(
+        f"{e}; to start again, choose another workdir or remove eval/"
+      ) from None
   print(table(said), f"  {summary}", sep="\n")
 
 
@@ -105,21 +114,6 @@ def _name(evaluated: Mapping[str, Any]) -> str:
   where = evaluated["run"] or evaluated["source"]
   step = "" if evaluated["step"] is None else f", step {evaluated['step']}"
   return f"{where}{step} (weights {evaluated['weights'][:8]})"
-
-
-@contextlib.contextmanager
-def _storage() -> Iterator[None]:
-  try:
-    yield
-  except OSError as e:
-    raise StorageError(
-      f"{intact.one_line(e)}; fix this and run the same command again: what "
-      "was scored before is not sampled again"
-    ) from None
-  except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
-    raise UserError(
-      f"{e}; to start again, choose another workdir or remove eval/"
-    ) from None
 
 
 def _sampled(

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import config, evaluate, types
 from brorl_jax.config import Config
-from brorl_jax.errors import UserError, first_line
+from brorl_jax.errors import UserError, first_line, printable
 from brorl_jax.many import processes
 from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
@@ -106,7 +106,7 @@ class Recorder:
   notify: Callable[[Mapping[str, Any]], None] = lambda event: None
   profile_step: int | None = None  # whose trace is written to profile/
   started = False  # whether a file may have been changed
-  stopped = False  # set if SIGTERM ended the run before its last step
+  stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
   _last = _began = 0  # steps: the last finished, the first
   _warned = -_CORES_EVERY  # the last step with a warning of the cores
@@ -125,7 +125,7 @@ class Recorder:
 
   def warn(self, text: str, **more: Any) -> None:
     """One line on the terminal, and an event once events.jsonl is open."""
-    print(f"warning: {text}")
+    print(f"warning: {printable(text)}")
     event = {"event": "warning", "why": text, **more}
     if not self._open:
       self._early.append(event)
@@ -364,7 +364,7 @@ class Recorder:
     if error is not None:
       return f"{type(error).__name__}: {intact.one_line(error)}", 1
     if self.stopped:
-      return "stopped by SIGTERM", processes.STOPPED
+      return "stopped by SIGTERM or SIGHUP", processes.STOPPED
     whole = self._last >= self.c.run.steps
     return "done" if whole else "done: run.max_samples is reached", 0
 

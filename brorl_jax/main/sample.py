@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from brorl_jax.data import dataset, schema
-from brorl_jax.errors import as_user_error
+from brorl_jax.errors import as_user_error, printable
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
 from brorl_jax.plan import checkpoint_source, memory
@@ -161,7 +161,10 @@ class TextPolicy:
   def _rendered(self, number: int, prompt: Any, limit: int) -> list[int]:
     """Token ids of a prompt; raises ValueError if it is invalid or too long."""
     messages = self.posed(prompt) if isinstance(prompt, str) else prompt
-    if not all(map(_is_message, messages)):
+    text = lambda m: isinstance(m.get("role"), str) and m.get("content")
+    if not all(
+      isinstance(m, Mapping) and isinstance(text(m), str) for m in messages
+    ):
       raise ValueError(
         f"prompt {number} must be a text or a list of messages, each with "
         "'role' and 'content' as text"
@@ -197,11 +200,6 @@ class TextPolicy:
         if load.prompts == 1:
           raise
         load = dataclasses.replace(load, prompts=load.prompts // 2)
-
-
-def _is_message(value: Any) -> bool:
-  text = lambda name: isinstance(value.get(name), str)
-  return isinstance(value, Mapping) and text("role") and text("content")
 
 
 def _power_of_two(most: int) -> int:
@@ -253,24 +251,21 @@ def run(
   """Answers prompts of flags, a file, or standard input with a policy: as text
   on a terminal, otherwise each answer as a line of JSON.
   """
-  try:
-    if prompt and prompts is not None:
-      raise ValueError("--prompt and --prompts are both given; keep one")
-    asked = prompt if prompts is None else _read(prompts, where)
-    policy = load(where)
-    at = "" if policy.step is None else f", step {policy.step}"
-    print(f"{where or 'the embedded policy'}{at}", file=sys.stderr)
-    judges = contextlib.nullcontext()
-    # The user's own rewards are no domain, and judge nothing here.
-    if {getattr(one, "domain", "") for one in asked} & DOMAINS.keys():
-      verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
-      judges = contextlib.closing(Pool(verifiers))
-    with judges as pool:
-      parts = [asked] if asked else ([line] for line in _typed())
-      for first, part in enumerate(parts):
-        _answer(policy, part, pool, {**how, "first": first})
-  except BrokenPipeError:  # the reader of standard output has stopped
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  if prompt and prompts is not None:
+    raise ValueError("--prompt and --prompts are both given; keep one")
+  asked = prompt if prompts is None else _read(prompts, where)
+  policy = load(where)
+  at = "" if policy.step is None else f", step {policy.step}"
+  print(f"{where or 'the embedded policy'}{at}", file=sys.stderr)
+  judges = contextlib.nullcontext()
+  # The user's own rewards are no domain, and judge nothing here.
+  if {getattr(one, "domain", "") for one in asked} & DOMAINS.keys():
+    verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
+    judges = contextlib.closing(Pool(verifiers))
+  with judges as pool:
+    parts = [asked] if asked else ([line] for line in _typed())
+    for first, part in enumerate(parts):
+      _answer(policy, part, pool, {**how, "first": first})
 
 
 def _read(path: str, where: str) -> Sequence[str | Example]:
@@ -310,7 +305,7 @@ def _answer(
   for question, messages, responses in zip(asked, posed, each, strict=True):
     text = messages[-1]["content"]
     if plain and len(asked) * len(responses) > 1:
-      print(f"> {text}")
+      print(f"> {printable(text)}")
     verdicts: list[Any] = [None] * len(responses)
     if judges is not None and isinstance(question, Example):
       domain, entry = question.domain, question.entry
@@ -331,12 +326,12 @@ def _answer(
 
 
 def _show(number: str, response: Response, verdict: Any) -> None:
-  print(f"{number}{response.text}")
+  print(f"{number}{printable(response.text)}")
   if response.truncated:
     print(f"[cut at {len(response.tokens)} tokens]")
   if verdict is not None:
     reason = f": {verdict.reason}" if verdict.reason else ""
-    print(f"[{verdict.status}{reason}]")
+    print(f"[{verdict.status}{printable(reason)}]")
 
 
 def _as_json(

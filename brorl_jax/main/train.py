@@ -25,7 +25,7 @@ from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
 from brorl_jax.learner.supervised import Look, Pair, PairLayout
-from brorl_jax.main import export, report
+from brorl_jax.main import export, report, stop_signals
 from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
@@ -111,6 +111,10 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   examples.refuse_changes(before("data"))
   scorer = Scorer(this.config.reward, examples)
   resolve.refuse_changes(before("functions"), scorer.functions)
+  rounds = max(phase.config.sampling.rounds for phase in this.phases)
+  if rounds and scorer.whole:
+    must = f"() with {scorer.whole}, which takes all responses to a prompt"
+    raise ValueError(f"config.sampling.rounds = {rounds} must be {must}")
   named = {**this.functions, **scorer.functions}
   held, source = examples.heldout(), this.source.source
   processes.require_same(
@@ -181,7 +185,7 @@ def _train(
   from_step: int | None,
   profile_step: int | None,
 ) -> int | None:
-  """The step at which SIGTERM stopped it before the last; None at the end.
+  """The step at which a signal stopped it before the last; None at the end.
 
   Every error that ends it early is a UserError of one line.
   """
@@ -361,13 +365,8 @@ def no_closed_loops() -> Iterator[None]:
   tensorstore then ends calls that loop, and the interpreter prints a traceback
   of "Event loop is closed" for each: 40 of them above the one line.
   """
-  before = sys.unraisablehook
-
-  def other(unraisable: Any) -> None:
-    if repr(unraisable.exc_value) != "RuntimeError('Event loop is closed')":
-      before(unraisable)
-
-  sys.unraisablehook = other
+  before, closed = sys.unraisablehook, "RuntimeError('Event loop is closed')"
+  sys.unraisablehook = lambda x: repr(x.exc_value) == closed or before(x)
   try:
     yield
   finally:
@@ -375,23 +374,27 @@ def no_closed_loops() -> Iterator[None]:
 
 
 class Stop:
-  """What all processes agree on at the end of a step. The first SIGTERM asks
-  for the end; a second one ends this process at once.
+  """What all processes agree on at the end of a step. The first SIGTERM, or a
+  SIGHUP, asks for the end; a second SIGTERM ends this process at once.
   """
 
-  asked = False  # by a SIGTERM to any process
+  asked = False  # by a signal to any process
 
   def __enter__(self) -> "Stop":
     # Until here, see __main__.terminate.
-    self._before = signal.signal(signal.SIGTERM, self._on_signal)
+    ends = stop_signals()
+    self._before = {n: signal.signal(n, self._on_signal) for n in ends}
     return self
 
   def __exit__(self, *_: object) -> None:
-    signal.signal(signal.SIGTERM, self._before)
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
 
-  def _on_signal(self, *_: object) -> None:
+  def _on_signal(self, number: int, _: object) -> None:
     self.asked = True
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A terminal that closes may send SIGHUP twice, systemd one after SIGTERM.
+    if number == signal.SIGTERM:
+      signal.signal(number, signal.SIG_DFL)
 
   def __call__(self) -> bool:
     self.asked = any(processes.gather(self.asked))

@@ -38,7 +38,7 @@ _COUNT_S, _SILENT_S, _JAX_SILENT_S = 2, 30, 300
 _CONNECT_S = 300
 # Status of a process that ends because another did: the same command resumes.
 LOST = 70
-# Status of a run that SIGTERM ended: the same command resumes.
+# Status of a run that SIGTERM or SIGHUP ended: the same command resumes.
 STOPPED = 75
 _WORD_S = 5  # for the last word of a process
 _RESUMES = "this one ends; the same command resumes"
@@ -232,7 +232,8 @@ def _index(key: str) -> int:
 
 def _end(line: str, status: int) -> NoReturn:
   sys.stdout.flush()
-  os.write(2, f"error: {line}\n".encode())
+  with contextlib.suppress(OSError):  # nobody reads it
+    os.write(2, f"error: {line}\n".encode())
   leave_word(line, status)
   os._exit(status)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jinja2
 from matplotlib.ticker import MaxNLocator
 
+from brorl_jax.errors import printable
 from brorl_jax.report.load_runs import Json, Value
 
 _WIDTH, _HEIGHT = 360, 210  # of a plot, in its own units
@@ -215,7 +216,7 @@ def _training(data: Json, axis: Axis) -> Iterator[Plot]:
         continue
       marks: dict[float, str] = {}  # start and end mark themselves
       for e in run["events"]:
-        x, kind = at[min(max(e["step"], 1), len(at)) - 1], e["event"]
+        x, kind = at[min(max(e["step"], 1), len(at)) - 1], printable(e["event"])
         seen = marks.get(x, "")
         if kind not in ("start", "end", *seen.split(", ")):
           marks[x] = f"{seen}, {kind}" if seen else kind
@@ -243,6 +244,7 @@ def document(**content: Any) -> str:
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.ChainableUndefined,
+    finalize=lambda x: printable(x) if type(x) is str else x,  # not Markup
   )
   for written in (number, percent, short, duration, gain):
     environment.filters[written.__name__] = written

@@ -190,7 +190,7 @@ def covered(
   """
   evaluations, count, path = {}, 0, workdir / "metrics.jsonl"
   records = Counter(x["step"] for x in _whole(workdir / "eval/records.jsonl"))
-  for line in _whole(workdir / "eval/curve.jsonl", _has_size):
+  for line in _whole(workdir / "eval/curve.jsonl", _size):
     evaluations[line["step"]] = records[line["step"]] == _size(line)
   for count, line in enumerate(_whole(path, has_scalars), 1):
     if line["step"] != count:
@@ -221,15 +221,11 @@ def _whole(
       yield line
 
 
-def _has_size(line: Any) -> None:
+def _size(line: Any) -> int:
+  """How many records an evaluation has; ValueError if it does not say."""
   has_step(line)
   try:
-    _size(line)
+    total = line["summary"]["all"]
+    return int(total["prompts"]) * int(total["samples"])
   except (KeyError, TypeError, ValueError, OverflowError):
     raise ValueError("'summary' is not what a run writes") from None
-
-
-def _size(line: Mapping[str, Any]) -> int:
-  """How many records an evaluation has."""
-  total = line["summary"]["all"]
-  return int(total["prompts"]) * int(total["samples"])

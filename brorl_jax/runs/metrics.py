@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
+from brorl_jax.errors import printable
 from brorl_jax.runs import clock, trackers
 from brorl_jax.runs.lines import Damaged as Damaged
 from brorl_jax.runs.lines import JsonLines
@@ -113,7 +114,7 @@ class Progress:
   def say(self, step: int, text: str) -> None:
     """Shows something else that happened at a step."""
     line = f"{self._unit} {step}/{self._steps}  {text}"
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def numbers(scalars: Mapping[str, float | None]) -> str:

@@ -41,15 +41,13 @@ def from_json(saved: Mapping[str, Any]) -> RunState:
   return RunState(**{**saved, "grad_norms": norms, "usual": usual})
 
 
-def generated(
-  progress: RunState, *, tokens: int, samples: int, prompts: int
-) -> RunState:
-  """Adds what a step generated."""
+def generated(progress: RunState, mask: Any) -> RunState:
+  """Adds what a step generated, by the mask of its tokens, [P,N,T]."""
   return dataclasses.replace(
     progress,
-    tokens=progress.tokens + tokens,
-    samples=progress.samples + samples,
-    drawn=progress.drawn + prompts,
+    tokens=progress.tokens + int(mask.sum()),
+    samples=progress.samples + int(mask[..., 0].sum()),
+    drawn=progress.drawn + len(mask),
   )
 
 

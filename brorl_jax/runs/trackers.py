@@ -8,6 +8,7 @@ import html
 import pathlib
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,47 +30,47 @@ _FINISH_S = 60.0  # wait for uploads when it ends
 # with transformers. An import of None fails.
 _hidden = sys.modules.setdefault("torch", None) is None  # pyright: ignore
 try:
-  import tensorboardX
+  from tensorboardX import event_file_writer, summary
+  from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore
 finally:
   if _hidden:
     del sys.modules["torch"]
 
 
 class TensorBoard:
-  """Event files in the run's folder."""
+  """Event files in the run's folder.
+
+  What cannot be written is left out: other files tell of a full disk.
+  """
 
   def __init__(self, workdir: pathlib.Path, *, after: int):
     """Opens a new file, which hides events of steps past `after`."""
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
-    )
-    # Otherwise the thread of the writer ends with a traceback on a full disk,
-    # and the run waits for it forever. Other files report the full disk.
-    file: Any = self._board._get_file_writer()
-    events = file.event_writer._ev_writer
-    for name in ("write_event", "flush", "close"):
-      setattr(events, name, _quiet(getattr(events, name)))
+    # Not its SummaryWriter, of which a thread writes: a full disk ends that, or
+    # a clock that goes back by 25 days, and the run waits for it forever.
+    self._events = event_file_writer.EventsWriter(str(workdir / "events"))
+    # Its own flush and close wait for the disk.
+    self._file: Any = self._events._py_recordio_writer._writer
+    self._add(after + 1, session_log=SessionLog(status=SessionLog.START))
 
   def write(self, step: int, values: Values) -> None:
     for name, value in values.items():
-      if isinstance(value, str):  # Markdown: indented is shown as it is
-        self._board.add_text(name, textwrap.indent(value, "    "), step)
-      elif isinstance(value, np.ndarray):
-        bins: Any = _BINS  # annotated as a name alone
-        self._board.add_histogram(name, value, step, bins=bins)
-      else:
-        self._board.add_scalar(name, value, step)
+      with contextlib.suppress(Exception):
+        if isinstance(value, str):  # Markdown: indented is shown as it is
+          shown = summary.text(name, textwrap.indent(value, "    "))
+        elif isinstance(value, np.ndarray):
+          shown = summary.histogram(name, value, _BINS)
+        else:
+          shown = summary.scalar(name, value)
+        self._add(step, summary=shown)
+    with contextlib.suppress(OSError):  # so that they survive a kill
+      self._file.flush()
+
+  def _add(self, step: int, **what: Any) -> None:
+    self._events.write_event(Event(step=step, wall_time=time.time(), **what))
 
   def close(self) -> None:
-    self._board.close()
-
-
-def _quiet(write: Callable[..., object]) -> Callable[..., None]:
-  def quiet(*args: object) -> None:
     with contextlib.suppress(OSError):
-      write(*args)
-
-  return quiet
+      self._file.close()
 
 
 class Wandb:

@@ -119,6 +119,7 @@ class Examples:
     # Then all lines are of one domain and no puzzles are generated.
     own = bool(config.reward.verifier)
     self.stop_ids, self.opened = text.stop_ids, text.opened
+    self.decode = text.decode  # token ids of responses -> texts
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.log_lines: list[str] = []
     self.left_out: list[str] = []
@@ -328,10 +329,6 @@ class Examples:
     """Examples as padded token ids, with their indices p."""
     ids = [self._render(example) for example in some]
     return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
-
-  def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
-    """The texts of responses."""
-    return self._text.decode(responses)
 
 
 def _by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:

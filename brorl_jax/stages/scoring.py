@@ -28,6 +28,7 @@ class Scorer:
     sandbox: How responses are isolated from this machine, by kind of verifier.
     log_lines: The same as text, for the log.
     functions: The user's own functions by config field, with name and digest.
+    whole: One of them that takes all responses to a prompt, or "".
   """
 
   def __init__(self, c: Reward, examples: Examples):
@@ -37,12 +38,15 @@ class Scorer:
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
+    self.whole = ""
     self._pool: Pool | own.Rewards
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
         field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
         self.functions[field] = {"name": name, "digest": digest}
+      named = zip(c.verifier, self._pool.whole, strict=True)
+      self.whole = next((name for name, whole in named if whole), "")
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
       limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
@@ -114,9 +118,10 @@ class Scorer:
     """Stage 3: verdicts, and the reward that each domain gives for them."""
     examples = [self._examples.example(step, int(i)) for i in prompts.index]
     rows = self.score_responses(examples, rollouts, step=step)
+    shares = [self._examples.domain(e).reward == "score" for e in examples]
     rewards = [
-      [self._reward(example, scored) for scored in row]
-      for example, row in zip(examples, rows, strict=True)
+      [x.verdict.score if share and x.valid else x.verdict.reward for x in row]
+      for share, row in zip(shares, rows, strict=True)
     ]
     answers = [_numbered([s.verdict.answer for s in row]) for row in rows]
     return types.Scores(
@@ -125,11 +130,6 @@ class Scorer:
       np.array([[scored.valid for scored in row] for row in rows]),
       np.array(rows, object),
     )
-
-  def _reward(self, example: Example, scored: ScoredResponse) -> float:
-    if self._examples.domain(example).reward == "score" and scored.valid:
-      return scored.verdict.score
-    return scored.verdict.reward
 
   def replaced(self) -> collections.Counter[str]:
     """Worker processes replaced since the last call, by reason."""

@@ -30,7 +30,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
 import math
 import os
 import pathlib
@@ -42,13 +41,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from json import dumps, loads  # which a user's file may replace in json
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, get_args
 
 from brorl_jax.verdicts import base, pool
 from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
 from brorl_jax.verdicts.pool import TimedVerdict
-from brorl_jax.verdicts.sandbox import process
+from brorl_jax.verdicts.sandbox import process, seccomp_landlock
 from brorl_jax.verdicts.sandbox.process import Deadline, Failed
 from brorl_jax.verdicts.strict_json import alike, show
 
@@ -58,6 +58,8 @@ _PLACES = "'file.py:function' or 'package.module:function'"
 _ELSEWHERE = {"rloo": "leave_one_out", "dr_grpo": "centered", "ppo_clip": "ppo"}
 _PARAMETERS = "use (response, example, step) or (responses, example, step)"
 
+# A step may sum the squares of 10^9 tokens' rewards in float32, up to 3.4e38.
+_MOST_REWARD = 1e12
 _IN_A_ROW = 8  # give up after this many calls without an answer
 _LOAD_S = 600.0  # a module may load a model
 _MAX_REPLY = 1 << 30  # bytes
@@ -198,7 +200,7 @@ def verdicts(
 ) -> list[Verdict]:
   """The verdicts of one call on one response, or on all; never raises."""
   # From a JSON text, so that a call cannot change the next one's example.
-  known = {"example": json.loads(example), "step": step}
+  known = {"example": loads(example), "step": step}
   known = {k: v for k, v in known.items() if k in function.takes}
   try:
     # Passed by name, so that the order of parameters is free.
@@ -286,8 +288,9 @@ def _number(value: Any) -> float:
     raise _Returned(
       f"returned {show(value)}; return a number or a Verdict"
     ) from None
-  if not math.isfinite(number):
-    raise _Returned(f"returned {number}; return a finite number")
+  if not abs(number) <= _MOST_REWARD:  # also NaN
+    must = f"return a finite number of at most {_MOST_REWARD:g}"
+    raise _Returned(f"returned {number}; {must}")
   return number
 
 
@@ -317,7 +320,8 @@ class Rewards:
       with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
         [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
 
-  Several threads may call `score` at once.
+  Several threads may call `score` at once. `whole` says which of the functions
+  take all responses to a prompt.
   """
 
   def __init__(
@@ -343,7 +347,7 @@ class Rewards:
     self._replaced = collections.Counter[str]()  # by reason
     self._in_a_row = 0
     try:
-      self._whole = self._workers[-1].load()
+      self.whole = self._workers[-1].load()
     except Failed as error:
       self._workers[-1].close()
       raise ValueError(str(error)) from None
@@ -360,7 +364,7 @@ class Rewards:
   ) -> list[list[TimedVerdict]]:
     """Waits for the verdicts on all responses of each group."""
     pending = [
-      [self._submit(i, group, step) for i in range(len(self._whole))]
+      [self._submit(i, group, step) for i in range(len(self.whole))]
       for group in groups
     ]
     return [
@@ -384,11 +388,14 @@ class Rewards:
   def _submit(
     self, which: int, group: Group, step: int | None
   ) -> Callable[[], list[TimedVerdict]]:
-    example, texts = _example(group.example), group.responses
+    (texts, given), known = group, {"id": group.example.id}
+    known |= {"source": given.task, "prompt": given.question}
+    known |= {"messages": [*map(dict, given.messages)], **given.columns}
+    example = dumps(known)
     submit = lambda texts: self._threads.submit(
       self._call, which, texts, example, step
     )
-    if self._whole[which]:
+    if self.whole[which]:
       return submit(texts).result
     # Equal responses are scored once.
     calls = {text: submit([text]) for text in dict.fromkeys(texts)}
@@ -425,16 +432,6 @@ def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
   return TimedVerdict(dataclasses.replace(verdicts_[0], score=score), seconds)
 
 
-def _example(example: Example) -> str:
-  known = {
-    "id": example.id,
-    "source": example.task,
-    "prompt": example.question,
-    "messages": [dict(message) for message in example.messages],
-  }
-  return json.dumps({**known, **example.columns})
-
-
 class FunctionWorker(process.Worker):
   """A process that calls a user's functions; one thread asks at a time."""
 
@@ -448,13 +445,14 @@ class FunctionWorker(process.Worker):
   def load(self) -> list[bool]:
     """Starts the process; which functions take a group; raises Failed."""
     with self._question(f"{_WHAT} = {[*self._names]}"):
-      hello = self._begin(_LOAD_S)
-    if "error" in hello:
-      raise Failed(hello["error"])
-    for name, digest in hello["digests"].items():
+      error, digests, whole = self._begin(_LOAD_S)
+      digests, whole = {**digests}, [*whole]
+    if error:
+      raise Failed(error)
+    for name, digest in digests.items():
       if self._digests.setdefault(name, digest) != digest:
         raise Failed(f"the file of {name} changed during the run")
-    return hello["whole"]
+    return whole
 
   def ask(
     self, which: int, responses: Sequence[str], example: str, step: int | None
@@ -462,11 +460,11 @@ class FunctionWorker(process.Worker):
     """The verdicts on the responses of one call; raises Failed."""
     if not self._running():
       self.load()
-    question = json.dumps([which, [*responses], example, step]).encode()
+    question = dumps([which, [*responses], example, step]).encode()
     with self._question(self._names[which]):
       deadline = Deadline(self._timeout_s)
       found = self._answer(question, deadline, self._timeout_s)
-    return [Verdict(*verdict) for verdict in found]
+      return [Verdict(*one) for one in _values(found, len(responses))]
 
   def _start(
     self, life: socket.socket, link: socket.socket
@@ -488,17 +486,23 @@ def main(descriptors: Sequence[int], *names: str) -> NoReturn:
 
 
 def _work(link: int, names: Sequence[str]) -> None:
-  functions: list[Function] = []
+  # A function may kill its parent. If that is the guard, nobody ends the rest.
+  if child := os.fork():
+    os.close(link)
+    os.waitpid(child, 0)
+    return
+  if sys.platform == "linux":
+    seccomp_landlock.die_with_parent()
+  process.outlast_terminal()
+  functions, fault = list[Function](), ""
   try:
     functions = [load(name) for name in names]
-    hello = {
-      "digests": {f.name: f.digest for f in functions},
-      "whole": [f.whole for f in functions],
-    }
   except BaseException as error:  # a module may raise SystemExit
     text = " ".join(str(error).split())
     field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
-    hello = {"error": f"{field}{text or type(error).__name__}"}
+    fault = f"{field}{text or type(error).__name__}"
+  digests = {f.name: f.digest for f in functions}
+  hello = fault, digests, [f.whole for f in functions]
 
   def answer(question: Any) -> list[Any]:
     which, *asked = question

@@ -76,6 +76,16 @@ def test_refuses_in_one_line_and_writes_nothing(tmp_path, refused, args, line):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("required", [0, 1])
+def test_a_full_terminal_ends_only_what_is_printed(required):
+  code = "from brorl_jax.verdicts.sandbox import process as p\n"
+  code += f"p.outlast_terminal()\np.Output.required = {required}\nprint(1)"
+  start = [sys.executable, "-c", code]
+  with open("/dev/full", "w") as full:
+    done = subprocess.run(start, stdout=full, stderr=subprocess.PIPE, text=True)
+  assert done.returncode == required == ("standard output" in done.stderr)
+
+
 @pytest.mark.parametrize(
   "name", ["prefix", "sampling.pefix", "reward.group", "warmth"]
 )

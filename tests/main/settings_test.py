@@ -98,6 +98,7 @@ ALONE: list[tuple[str, dict]] = [
   ("below 1", {"b1": 1.0, "b2": 1.0}),
   ("0 to 1", {"guard.truncated": -1.0, "guard.score_drop": -1.0}),
   ("between 0 and 1", {"truncated_factor": 1.5}),
+  ("at most 1e6 in size", {"length_max": 1e39}),
   ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
   ("above 0 and at most 1", {"clip_low": 1.1}),
   ("finite", {"temperature": math.inf}),

@@ -143,19 +143,24 @@ def test_only_a_closed_loop_is_not_printed(monkeypatch):
   assert said == [*others, closed]
 
 
-def test_a_signal_ends_the_run_after_the_step_and_a_second_one_at_once():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_run_after_the_step_and_a_second_one_at_once(number):
   ended = []
   mine = lambda *_: ended.append(True)
-  before = signal.signal(signal.SIGTERM, mine)
+  before = signal.signal(number, mine)
   try:
     with train.Stop() as stop:
       assert not stop()
-      os.kill(os.getpid(), signal.SIGTERM)
+      os.kill(os.getpid(), number)
       assert stop() and stop.asked and not ended
-      assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) is mine
+      last = signal.getsignal(number) == signal.SIG_DFL
+      assert last == (number == signal.SIGTERM)  # SIGHUP may come twice
+    assert signal.getsignal(number) is mine
+    signal.signal(number, signal.SIG_IGN)
+    with train.Stop():  # as nohup has it
+      assert signal.getsignal(number) == signal.SIG_IGN
   finally:
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(number, before)
 
 
 def test_processes_agree_with_any_signal(monkeypatch):

@@ -284,6 +284,11 @@ def test_the_caption_says_where_runs_are_compared(parsed):
   assert f"{early} of it: b." in said
 
 
+def test_controls_and_marks_of_direction_are_seen():
+  text = page.document(title="\0\x1b[1m\u202e\ud800", notes=["a\tb\u3000c\n"])
+  assert r"\x00\x1b[1m\u202e\ud800" in text and "a\tb\u3000c\n" in text
+
+
 def test_what_comes_from_runs_is_text(parsed, report):
   text = (report / "index.html").read_text()
   assert NASTY not in text and text.count("<script") == 1

@@ -193,6 +193,7 @@ def test_numbers_of_all_kinds_are_scores(value, score):
     ({}, "{} ... number"), (1j, "1j ... number"),
     (np.ones(1), "array([1.]) ... number"),
     (10**400, "return a number"), (float("nan"), "nan ... finite"),
+    (1e39, "1e+39 ... at most 1e+12"),
     (float("-inf"), "-inf ... finite"), (Verdict("right", 1.0), "'right'"),
     (Verdict("pass", float("nan")), "nan ... finite"),
     (Verdict("pass", None), "None ... number"),
@@ -292,8 +293,8 @@ def test_workers_never_see_jax_nor_the_terminal(file, monkeypatch):
 
 
 BAD = """
-import os, signal, subprocess, sys, time
-
+import json, os, signal, subprocess, sys, time
+json.dumps = json.loads = None
 def score(response):
   print("I print", response)
   sys.stdout.buffer.write(b"\\0\\0\\0\\5hello")
@@ -309,6 +310,10 @@ def score(response):
     os._exit(3)
   if response == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
+  if response == "kill":
+    subprocess.Popen(["sleep", "4321"], start_new_session=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
   if response == "fork":
     os.fork()
   if response == "fork and raise":
@@ -322,11 +327,11 @@ def score(response):
 def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
   file(BAD)
   said = ["good", "raise", "nan", "hang", "exit", "die", "fork", "good again"]
-  said += ["fork and raise", "stop", "last"]
+  said += ["fork and raise", "stop", "kill", "last"]
   with own.Rewards(["mine.py:score"], workers=1, timeout_s=1.0) as some:
     (found,) = some.score([own.Group(said, example())], step=1)
     ended = some.replaced()
-    assert ended.total() == 3 and not some.replaced()
+    assert ended.total() == 4 and not some.replaced()
   by = {s: one.verdict for s, one in zip(said, found, strict=True)}
   whys = {s: v.reason for s, v in by.items() if v.status == "invalid"}
   want = {
@@ -336,12 +341,14 @@ def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
     "exit": "mine.py:score, line 14: SystemExit: 3 ... reward",
     "die": "mine.py:score ... reward ... process",
     "stop": "mine.py:score ... 1 s",
+    "kill": "mine.py:score ... process",
   }
   assert whys.keys() == want.keys()
   assert all(mentions(whys[s], want[s]) for s in want)
   rest = {s: v for s, v in by.items() if s not in whys}
   assert {v.status for v in rest.values()} == {"pass"}
   assert all(v.answer == s for s, v in rest.items())  # each has its own answer
+  assert subprocess.run(["pgrep", "-f", "sleep 4321"]).returncode == 1
   out, err = capfd.readouterr()
   assert out == "" and "I print good again" in err
 

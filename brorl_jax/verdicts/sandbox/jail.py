@@ -33,8 +33,10 @@ network or sockets.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
+import pathlib
 import platform
 import shutil
 import subprocess
@@ -128,11 +130,23 @@ def mine() -> Jail:
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST = (3, 9)
 _INSTALL = "install it: apt install bubblewrap, or dnf install bubblewrap"
-_ALLOW_NAMESPACES = (
-  "allow user namespaces: in Docker --security-opt seccomp=unconfined"
-  " --security-opt apparmor=unconfined; on Ubuntu 24.04 the AppArmor profile"
-  " bwrap-userns-restrict; else sysctl kernel.unprivileged_userns_clone=1 and"
-  " user.max_user_namespaces above 0"
+# Settings of a kernel that forbid namespaces with this value. The last, which
+# Ubuntu 24.04 has, needs more than its profile bwrap-userns-restrict: that
+# denies a job the mount of its /tmp.
+_FORBIDS = {
+  "user/max_user_namespaces": ("0", "15000"),
+  "kernel/unprivileged_userns_clone": ("0", "1"),
+  "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
+_ALLOW = (
+  "a container needs --security-opt seccomp=unconfined and --security-opt"
+  " apparmor=unconfined (podman: label=disable); Kubernetes: seccompProfile and"
+  " appArmorProfile of type Unconfined"
+)
+_ONE_USER = (
+  "root is this container's only user, and programs need another: podman run"
+  " --userns=keep-id, or on the host install uidmap and give your user a range"
+  " in /etc/subuid and /etc/subgid"
 )
 
 
@@ -198,12 +212,22 @@ def measure() -> Level:
     )
     if not (fault := _try_out(full)):
       return full
-    why = f"bwrap: {fault}; {_ALLOW_NAMESPACES}"
+    why = f"bwrap: {fault}; {_remedy()}"
     inner = dataclasses.replace(inner, reason=why)
   if fault := _try_out(inner):
     why = f"{why}; and without bwrap: {fault}"
     return dataclasses.replace(nothing, reason=why)
   return inner
+
+
+def _remedy() -> str:
+  """What lets bwrap make namespaces here."""
+  found = []
+  for name, (bad, good) in _FORBIDS.items():
+    path = pathlib.Path("/proc/sys", name)
+    if path.exists() and path.read_text().strip() == bad:
+      found.append(f"on the host sysctl -w {name.replace('/', '.')}={good}")
+  return "; ".join(["allow user namespaces", *found, _ALLOW])
 
 
 def _refusal(abi: int, machine: str) -> str:
@@ -236,7 +260,10 @@ def _interpreter() -> tuple[str, str]:
         **as_jail(),
       )
       version = tuple(map(int, done.stdout.split()))
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+      # Of setgroups or setuid: a user may be unable to read a file (EACCES).
+      if getattr(error, "errno", 0) in (errno.EPERM, errno.EINVAL):
+        return "", _ONE_USER
       continue
     if done.returncode == 0 and version >= _OLDEST:
       return path, ".".join(map(str, version))

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import json
+import io
 import os
 import select
 import signal
@@ -35,6 +35,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from json import dumps, loads  # which a user's file may replace in json
 from typing import Any, NamedTuple, NoReturn
 
 from brorl_jax.verdicts.sandbox import jail_main, seccomp_landlock
@@ -169,7 +170,7 @@ def _received(
     raise Failed(_DIED) from None
   # A process that executed model text may send anything.
   try:
-    return json.loads(data[LENGTH.size :])
+    return loads(data[LENGTH.size :])
   except (ValueError, RecursionError) as error:
     raise Failed(f"a malformed reply ({type(error).__name__})") from None
 
@@ -289,10 +290,11 @@ class Worker(abc.ABC):
     """Ends the process if there is no answer."""
     try:
       yield
-    except Failed as error:
+    except Exception as error:  # of what it replied, too
       self.failures += 1
       self.close()
-      raise Failed(f"{name}: {error}") from None
+      why = error if isinstance(error, Failed) else "a malformed reply"
+      raise Failed(f"{name}: {why}") from None
     except BaseException:  # an interrupt: the answer may still come
       self.close()
       raise
@@ -349,7 +351,7 @@ def _kill_all() -> NoReturn:
 
 def tell(link: int, value: Any, most: int = 1 << 16) -> None:
   """Sends a message of at most `most` bytes from a process."""
-  data = json.dumps(value).encode()
+  data = dumps(value).encode()
   if len(data) > most:
     raise ValueError(f"a reply of {len(data)} bytes; the limit is {most}")
   jail_main.write(link, framed(data))
@@ -372,7 +374,7 @@ def serve(
   while len(head := stream.read(LENGTH.size)) == LENGTH.size:
     question = stream.read(*LENGTH.unpack(head))
     try:
-      send({"value": answer(json.loads(question))})
+      send({"value": answer(loads(question))})
     # Model text may raise anything, SystemExit too.
     except BaseException as error:
       send({"error": describe(error)})
@@ -495,3 +497,37 @@ class Deadline:
 
   def late(self) -> bool:
     return time.monotonic() >= self._end
+
+
+# What they print.
+
+
+class Output(io.FileIO):
+  """Standard output or error, where what cannot be written is left out."""
+
+  required = 0  # the descriptor whose next failure is an error
+
+  def write(self, data: Any, /) -> int:
+    try:
+      return super().write(data) or len(data)  # None: it would block
+    except OSError as e:
+      if self.fileno() != Output.required:
+        return len(data)
+      Output.required = 0  # what is left in buffers goes nowhere
+      raise OSError(e.errno, e.strerror, "standard output") from None
+
+
+def outlast_terminal() -> None:
+  """A print never fails: its reader may be gone, its disk be full."""
+  for fd in range(3):
+    try:
+      os.fstat(fd)
+    except OSError:  # closed: the next file would get what is printed
+      os.open(os.devnull, os.O_RDWR)
+  for fd, name in ((1, "stdout"), (2, "stderr")):
+    out = io.BufferedWriter(Output(fd, "w", closefd=False))
+    form = (
+      getattr(sys, name) and getattr(sys, name).encoding,
+      "backslashreplace",
+    )
+    setattr(sys, name, io.TextIOWrapper(out, *form, line_buffering=True))

@@ -190,7 +190,7 @@ def test_if_namespaces_are_refused(fresh, tmp_path, monkeypatch, script, why):
   assert level.name == "inner"
   assert why in level.reason
   assert "seccomp=unconfined" in level.reason
-  assert "bwrap-userns-restrict" in level.reason
+  assert "seccompProfile" in level.reason and "label=disable" in level.reason
   assert "\n" not in level.reason
 
 
