@@ -23,11 +23,11 @@ What the jail does not promise. About a hundred system calls remain, and it does
 not protect against faults of the kernel or the CPU: to run programs of a
 determined attacker, use a separate machine. A program can learn the type and
 speed of the machine and read the interpreter's folders. It can exceed its CPU
-share with threads until its time is up. Programs can tell each other what they
-know, by their load or by the kernel's numbers of pipes: that is no expected
-value and no verdict, for a program is run once, to its end, whatever it
-answers. Weak tests can be passed by guessing their answers. Only Python and its standard library run: no packages, processes,
-network or sockets.
+share with threads until its time is up. By their load programs can tell each
+other what they know: no expected value, and a verdict only of the asserts that
+their `check` has passed. Weak tests can be passed by guessing their answers.
+Only Python and its standard library run: no packages, processes, network, pipes
+or sockets.
 """
 
 from __future__ import annotations
