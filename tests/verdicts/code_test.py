@@ -239,7 +239,7 @@ def test_no_program_learns_from_being_run_again(jail):
     ("import sys\nsys.old = 1\nprint(int(input()) ** 3)", [(20, 1)]),
     ("import math as m\nif m.pi <= 3 or m.e == 4: m = 1", [(20, 24)]),
     ("open(0).read()", [(20, 24)]),
-    ("open('a.txt', 'a').write('b')", [(20, 1)]),
+    ("open('a.txt', 'a').write('b')", [(20, 24)]),
     ("import " + ", ".join(f"a{i}" for i in range(99)), [(20, 1)]),
     (DIRTY.format(condition=""), [(20, 1)]),
   ):
@@ -318,6 +318,14 @@ def test_no_test_fails_for_what_another_left(jail, condition, status, score):
 def test_no_test_pays_for_what_another_had(jail, program):
   program = f"n = int(input())\n{program}"
   assert outcome(program, squares(12), jail) == ("pass", 1.0, "")
+
+
+@pytest.mark.parametrize("program", cases("honest"))
+def test_no_honest_program_is_harmed(jail, program):
+  """By tests in the same process and folder, or by what the jail lacks."""
+  if jails.measure().name != "full":
+    pytest.skip("no scratch, and threads are not started")
+  assert outcome(program[0], squares(9), jail) == ("pass", 1.0, "")
 
 
 def test_tests_with_long_inputs_share_less(jail):

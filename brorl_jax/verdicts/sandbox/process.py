@@ -293,7 +293,8 @@ class Worker(abc.ABC):
     except Exception as error:  # of what it replied, too
       self.failures += 1
       self.close()
-      why = error if isinstance(error, Failed) else "a malformed reply"
+      # As a text: the error would hold this frame, which holds the process.
+      why = str(error) if isinstance(error, Failed) else "a malformed reply"
       raise Failed(f"{name}: {why}") from None
     except BaseException:  # an interrupt: the answer may still come
       self.close()
@@ -526,8 +527,6 @@ def outlast_terminal() -> None:
       os.open(os.devnull, os.O_RDWR)
   for fd, name in ((1, "stdout"), (2, "stderr")):
     out = io.BufferedWriter(Output(fd, "w", closefd=False))
-    form = (
-      getattr(sys, name) and getattr(sys, name).encoding,
-      "backslashreplace",
-    )
-    setattr(sys, name, io.TextIOWrapper(out, *form, line_buffering=True))
+    encoding = getattr(getattr(sys, name), "encoding", None)
+    text = io.TextIOWrapper(out, encoding, "backslashreplace", None, True)
+    setattr(sys, name, text)
