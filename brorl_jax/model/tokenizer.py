@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,8 +108,11 @@ def _trial(
   code += "from brorl_jax.model import tokenizer\ntokenizer.try_out()"
   limits = f"ulimit -c 0; ulimit -v {_TRIAL_MB << 10}; ulimit -S -t {_TRIAL_S}"
   command = ["sh", "-c", f'{limits}; exec "$@"', "", sys.executable, "-c", code]
-  pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-  with subprocess.Popen(command, text=True, errors="replace", **pipes) as child:
+  # Each thread would reserve 72 MB of addresses, and 128 cores have as many.
+  threads = "RAYON_NUM_THREADS OPENBLAS_NUM_THREADS OMP_NUM_THREADS".split()
+  how: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+  how["env"] = os.environ | dict.fromkeys([*threads, "MALLOC_ARENA_MAX"], "1")
+  with subprocess.Popen(command, text=True, errors="replace", **how) as child:
     try:
       yield ids
       asked = json.dumps([str(folder), template, today])
