@@ -114,19 +114,22 @@ def test_what_does_not_fit_the_policy_is_refused(refuses, fields, line):
     ("{}/mine.py:score", "score = lambda answer: 1\n",
       "(answer) ... (response"),
     ("score", "", "must be functions such as ('mine.py:score'"),
+    ("{}/mine.py:score", "def score(responses, example, step): ...\n",
+      "sampling.rounds = (16, 512) ... takes all responses to a prompt"),
   ],
 )  # fmt: skip
 def test_what_is_no_reward_is_refused(refuses, tmp_path, verifier, text, line):
   (tmp_path / "mine.py").write_text(text)
   made.dump(tmp_path / "odd.jsonl", [{"question": f"{i}?"} for i in range(40)])
-  said = refuses(
-    **{
-      "data.files": tmp_path / "odd.jsonl",
-      "data.fields": "prompt:question",
-      "reward.verifier": verifier.format(tmp_path),
-    }
-  )
-  assert messages.mentions(said, f"config.reward.verifier = ... {line}")
+  fields = {
+    "data.files": tmp_path / "odd.jsonl",
+    "data.fields": "prompt:question",
+    "reward.verifier": verifier.format(tmp_path),
+  }
+  where = "config.reward.verifier = ... "
+  if "rounds" in line:
+    where, fields["sampling.rounds"] = "", "(16, 512)"
+  assert messages.mentions(refuses(**fields), where + line)
 
 
 def test_only_a_closed_loop_is_not_printed(monkeypatch):
