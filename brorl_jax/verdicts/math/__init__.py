@@ -103,9 +103,8 @@ def _exactly(answer: str, gold: str) -> tuple[compare.Answer, str]:
 
 def _readings(text: str) -> list[Node]:
   """1,234 is a number or a list of two; either reading may be equal."""
-  bare = plain(text).replace(r"\$", "")
   readings = [parse(text)]
-  if _THOUSANDS.fullmatch(bare):
+  if "," in text and _THOUSANDS.fullmatch(plain(text).replace(r"\$", "")):
     readings.append(parse(plain(text).replace(",", "")))
   return readings
 

@@ -203,10 +203,8 @@ def _several(part: Sequence[Token]) -> Node | None:
 def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
   flat: list[Node] = []
   for node in nodes:
-    if isinstance(node, Items) and node.kind != "except":
-      flat += node.items
-    else:
-      flat.append(node)
+    several = isinstance(node, Items) and node.kind != "except"
+    flat += node.items if several else (node,)  # pyright: ignore
   return tuple(flat)
 
 
@@ -331,11 +329,10 @@ def _caption(part: Sequence[Token]) -> str | None:
 
 
 def is_asked(text: str, tree: Tree) -> bool:
-  r"""Whether a left side is what a question asks for, and may be left out.
+  r"""Whether a left side is a name or has several unknowns: m + n, but not 2x.
 
-  An expression has several unknowns, m + n or f(2) + f(3), for 2x = 12 is to be
-  solved; a caption (no tree) has no operator outside of brackets, nor a word
-  that denies or compares: neither \text{Area}^2 nor \text{less than}.
+  A caption, which has no tree, must stand alone and deny or compare nothing:
+  neither \text{Area}^2 nor \text{less than}.
   """
   units = {found[0] for found in _UNKNOWN.finditer(text)}
   rest = _UNKNOWN.sub("F", _LABEL.sub("", text)).split()
@@ -344,12 +341,11 @@ def is_asked(text: str, tree: Tree) -> bool:
   if _DENIED.search(said) or re.search("isnt|not", letters) or rest[-1] == "!":
     return False
   if tree is None:
-    names = [re.sub("(?<=.)[_'].*", "", x) for x in rest]
-    return all(x[0].isalpha() or x in _SHOWN for x in names)
-  if tree[0] == "symbol" or units == {text}:
-    return True
-  found = expressions.variables(tree)
-  return len(units) + len(found.intersection(rest) if units else found) > 1
+    named = [re.sub("(?<=.)[_'].*", "", x) for x in rest]
+    return all(x[0].isalpha() or x in _SHOWN for x in named)
+  names = expressions.variables(tree)
+  count = len(units) + len(names.intersection(rest) if units else names)
+  return count > 1 or tree[0] == "symbol" or units == {text}
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
