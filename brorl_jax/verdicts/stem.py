@@ -435,7 +435,7 @@ _FRAC = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _UNIT_FRAC = re.compile(
   r"([^/]*)\\[dt]?frac\s*\{\s*([^\W\d_][^{}/]*)\}\s*\{\s*([^\W\d_][^{}/]*)\}"
 )
-_LEFT = re.compile(r"^\s*[A-Za-z]\s*=(?=[^=]+$)")  # F = ma names ma
+_LEFT = re.compile(r"^\s*[A-Za-z]\s*=")  # F = ma names ma
 _FACTOR = re.compile(
   r"\s*([/·*.])?\s*\(?\s*([^\W\d_]+|°[CF]?|%)(?:\^\(?|)([+-]?\d)?\)?\s*\)?"
 )

@@ -72,9 +72,9 @@ _SETTING = re.compile(
 )
 _BRACED_SIGN = re.compile(r"(?<!\\)(?<!\\text)\{\s*([:=])\s*\}")
 _STOP = re.compile(r"(?:[.,]|\\text\s*\{[\s.,]*\}|\\+)$")
-# Also a program's /= and ~=; but of x~=~1 these are TeX's spaces.
+# Also a program's ~=, but x~=~1 has TeX's spaces.
 UNEQUAL = re.compile(
-  r"\\(?:center)?not\s*(?:=|\{\s*=\s*\})|\\cancel\s*\{\s*=\s*\}|/\s*="
+  r"\\(?:center)?not\s*(?:=|\{\s*=\s*\})|\\cancel\s*\{\s*=\s*\}"
   r"|^\s*~(?=[^=~]*=)|(?<!\\)~\s*=(?!\s*~)"
 )
 # Thousands as TeX sets them: only digits that belong together are set closer.
