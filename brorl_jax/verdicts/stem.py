@@ -492,7 +492,7 @@ def same_quantity(answer: str, gold: str) -> bool:
   second" are one unit; after a "/" all is divided by. mW is not MW. A word that
   is not known as a unit must be there in both: "5 million" is not 5, and
   neither must the letter of "3d" be left out, which may be no unit. A pH has no
-  unit: pH 7 is neither 7 M nor pOH = 7.
+  unit: pH 7 is neither 7 M nor pOH = 7. 5 % is 0.05, not a bare 5.
   """
   given, right = read_quantity(answer), read_quantity(gold)
   if given is None or right is None:

@@ -195,7 +195,8 @@ def _is_asked(left: Node, gold: Node) -> bool:
       inverse = type(gold) is Row and re.fullmatch(r"[A-Z] \^ \{ - 1 \}", text)
       return bool(inverse) or structure.is_asked(text, tree)
     case Row(), Row():
-      return all(_is_asked(x, x) for x in left.items if _has_names(x))
+      rational = lambda x: isinstance(getattr(x, "tree", None), Fraction)
+      return all(rational(x) or _is_asked(x, x) for x in left.items)
   return False
 
 
