@@ -4,6 +4,7 @@ Short answers are compared by their spelling, or as measurements.
 """
 
 # ruff: noqa: RUF001 (look-alikes are what this is about)
+import contextlib
 import itertools
 import re
 import unicodedata
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 
 from brorl_jax.verdicts import base, math, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
-from brorl_jax.verdicts.math.expressions import table
-from brorl_jax.verdicts.math.gate import boxed, unboxed
+from brorl_jax.verdicts.math import expressions
+from brorl_jax.verdicts.math.gate import boxed, screen, unboxed
+from brorl_jax.verdicts.math.structure import Leaf, parse
 from brorl_jax.verdicts.strict_json import Refused, kind
 
 MAX_ANSWER = 1_000  # characters; the longest choice of GPQA-diamond has 400
@@ -165,15 +167,17 @@ def _short(given: str, answer: str, jail: Any) -> Verdict:
   if same_quantity(given, answer):
     return judged("", given)
   right = read_quantity(answer)
+  asked, wanted = given, answer
   if right is not None and right.known:
     # Not by spelling, which ignores case: MeV is not meV.
     if right.unit or read_quantity(given) is not None:
       return judged("wrong answer", given)
-  elif same_words(given, answer):
+    asked, wanted = _nearness(given, right) or (given, answer)
+  elif same_words(given, answer) or same_words(_LEFT.sub("", given), answer):
     return judged("", given)
   elif not _is_expression(answer):
     return judged("wrong answer", given)
-  verdict = math.verify(f"\\boxed{{{given}}}", answer, jail=jail)
+  verdict = math.verify(f"\\boxed{{{asked}}}", wanted, jail=jail)
   return Verdict(verdict.status, verdict.score, verdict.reason, given)
 
 
@@ -282,7 +286,7 @@ _HYPHEN = re.compile(
   rf"(?<=[^\W\d_]{{3}})-(?!{_FUNCTIONS})(?=\w\w)"
   rf"|(?<=[α-ωΑ-Ω])-(?!{_FUNCTIONS})(?=[^\W\d_]{{3}})"
 )
-ELEMENTS = frozenset(table("elements.txt").split())
+ELEMENTS = frozenset(expressions.table("elements.txt").split())
 
 
 def plain(text: str) -> str:
@@ -404,7 +408,7 @@ _TOLERANCE = Fraction(1, 100)
 _LONG = "tera giga mega kilo hecto deci centi milli micro nano pico femto atto"
 _PREFIXES = {"": "", **dict(zip(_LONG.split(), "TGMkhdcmμnpfa", strict=True))}
 # A symbol and its names, the plural's s apart. The first part takes any prefix.
-_PREFIXED, _OTHER = table("measures.txt").split(";")
+_PREFIXED, _OTHER = expressions.table("measures.txt").split(";")
 
 
 def _spellings() -> dict[str, str]:
@@ -413,6 +417,8 @@ def _spellings() -> dict[str, str]:
     for long, short in prefixes.items():
       for symbol, *others in map(str.split, names.split(",")):
         symbols.setdefault(short + symbol, short + symbol)
+        if short == "μ":
+          symbols.setdefault(f"u{symbol}", short + symbol)
         for name in others:
           symbols[long + name] = symbols[f"{long}{name}s"] = short + symbol
   return symbols | {"ml": "mL", "kcals": "kcal", "Kg": "kg", "atms": "atm"}
@@ -426,12 +432,17 @@ _NUMBER = re.compile(
 _POWER_OF_TEN = re.compile(r"([+-]?)10\s*\^\s*\(?([+-]?\d{1,4})\)?(?!\d)")
 _FRACTION = re.compile(r"([+-]?\d{1,20})\s*/\s*(\d{1,20})(?![\d.])")
 _FRAC = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_UNIT_FRAC = re.compile(
+  r"([^/]*)\\[dt]?frac\s*\{\s*([^\W\d_][^{}/]*)\}\s*\{\s*([^\W\d_][^{}/]*)\}"
+)
+_LEFT = re.compile(r"^\s*[A-Za-z]\s*=")  # F = ma names ma
 _FACTOR = re.compile(
   r"\s*([/·*.])?\s*\(?\s*([^\W\d_]+|°[CF]?|%)(?:\^\(?|)([+-]?\d)?\)?\s*\)?"
 )
 _DEGREES = re.compile(r"\bdegrees?\s+([CF])(?:elsius|ahrenheit)?\b", re.I)
 _BEFORE = re.compile(
-  r"(?:([A-Za-zα-ωΑ-Ω][A-Za-z0-9]{0,7})\s*=|(pH)(?: of| is)?)?\s*"
+  r"(?:(?!(?:not|isnt|no|never|wrong|false|half|twice)\b)"
+  r"([A-Za-zα-ωΑ-Ω][A-Za-z0-9]{0,7})\s*=|(pH)(?: of| is)?)?\s*"
   r"(?:[≈~=]|about |approximately |approx\.? )?\s*"
 )
 
@@ -449,7 +460,11 @@ class Quantity(NamedTuple):
 
 def read_quantity(text: str) -> Quantity | None:
   """The quantity of a text; "v = ", "pH", "≈", "about" may stand before it."""
+  if expressions.UNEQUAL.search(text):
+    return None
   text = _FRAC.sub(r"\1/\2", plain(text)).strip().rstrip(".,; ")
+  if divided := _UNIT_FRAC.fullmatch(text):
+    text = "{} {}/{}".format(*divided.groups())
   before = _BEFORE.match(text)
   number = _read_number(text, before.end() if before else 0)
   unit = _read_unit(text[number[2] :]) if number else None
@@ -477,13 +492,27 @@ def same_quantity(answer: str, gold: str) -> bool:
   second" are one unit; after a "/" all is divided by. mW is not MW. A word that
   is not known as a unit must be there in both: "5 million" is not 5, and
   neither must the letter of "3d" be left out, which may be no unit. A pH has no
-  unit: pH 7 is neither 7 M nor pOH = 7.
+  unit: pH 7 is neither 7 M nor pOH = 7. 5 % is 0.05, not a bare 5.
   """
   given, right = read_quantity(answer), read_quantity(gold)
-  if given is None or right is None or not _same_unit(given, right):
+  if given is None or right is None:
     return False
-  tolerance = _TOLERANCE * abs(right.value) if right.step else 0
-  return abs(given.value - right.value) <= tolerance
+  if given.unit == {"%": 1} and not right.unit:
+    given = given._replace(value=given.value / 100, unit={})
+  fraction = given.value.denominator > 1 and not given.step  # is exact
+  near = abs((given if fraction else right).value) * _TOLERANCE
+  equal = abs(given.value - right.value) <= (near if right.step else 0)
+  return equal and _same_unit(given, right)
+
+
+def _nearness(given: str, right: Quantity) -> tuple[str, str] | None:
+  r"""Asks `math.verify` whether an exact value is near: \sqrt{2} for 1.41."""
+  variables, gap = expressions.variables, abs(right.value) / 99  # 1 % of it
+  with contextlib.suppress(expressions.Unreadable):
+    match parse(screen(given)[0]):
+      case Leaf(text, tree, unit="") if right.step and not variables(tree):
+        return rf"\max(|({text})-({right.value})|,{gap})", str(gap)
+  return None
 
 
 def _same_unit(given: Quantity, right: Quantity) -> bool:

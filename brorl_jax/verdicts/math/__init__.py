@@ -19,6 +19,9 @@ from brorl_jax.verdicts.sandbox.jail import Jail, mine
 DEADLINE = 3.0  # seconds in the jail; the slowest honest pair took 0.2
 _KNOWN_PAIRS = 16_384
 _MAX_WORDS = 4
+_THOUSANDS = re.compile(
+  r"(?:[^,]{1,60}=\s*)?[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\D{0,40}"
+)
 _MISSING = ("nan", "null")
 _OF_SENTENCES = frozenset("is are was answer equals therefore".split())
 
@@ -100,9 +103,8 @@ def _exactly(answer: str, gold: str) -> tuple[compare.Answer, str]:
 
 def _readings(text: str) -> list[Node]:
   """1,234 is a number or a list of two; either reading may be equal."""
-  bare = plain(text).replace(r"\$", "")
   readings = [parse(text)]
-  if re.fullmatch(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\D{0,40}", bare):
+  if "," in text and _THOUSANDS.fullmatch(plain(text).replace(r"\$", "")):
     readings.append(parse(plain(text).replace(",", "")))
   return readings
 

@@ -184,7 +184,20 @@ def _without_left_side(chain: structure.Relation, gold: Node) -> Node | None:
   left, *rest = chain.sides
   if {*chain.signs} != {"="} or not _has_names(left) or _has_names(gold):
     return None
+  if not _is_asked(left, gold):
+    return None
   return structure.Relation(chain.signs[1:], (*rest,)) if rest[1:] else rest[0]
+
+
+def _is_asked(left: Node, gold: Node) -> bool:
+  match left, gold:
+    case Leaf(text=text, tree=tree, unit=""), _ if tree:
+      inverse = type(gold) is Row and re.fullmatch(r"[A-Z] \^ \{ - 1 \}", text)
+      return bool(inverse) or structure.is_asked(text, tree)
+    case Row(), Row():
+      rational = lambda x: isinstance(getattr(x, "tree", None), Fraction)
+      return all(rational(x) or _is_asked(x, x) for x in left.items)
+  return False
 
 
 def _has_names(node: Node) -> bool:

@@ -72,6 +72,14 @@ _SETTING = re.compile(
 )
 _BRACED_SIGN = re.compile(r"(?<!\\)(?<!\\text)\{\s*([:=])\s*\}")
 _STOP = re.compile(r"(?:[.,]|\\text\s*\{[\s.,]*\}|\\+)$")
+# Also a program's ~=, but x~=~1 has TeX's spaces.
+UNEQUAL = re.compile(
+  r"\\(?:center)?not\s*(?:=|\{\s*=\s*\})|\\cancel\s*\{\s*=\s*\}"
+  r"|^\s*~(?=[^=~]*=)|(?<!\\)~\s*=(?!\s*~)"
+)
+# Thousands as TeX sets them: only digits that belong together are set closer.
+_SPACED = r"(?:\\[!,;:> ]|~|\\quad(?![A-Za-z]))"
+_CLOSER = re.compile(rf"(?<=\d){_SPACED}*,{_SPACED}+(?=\d{{3}}(?!\d))")
 _SPACE = re.compile(
   r"(?<!\\)\\(?:[,;:!> ]|(?:q?quad|thinspace)(?![A-Za-z])"
   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
@@ -109,8 +117,10 @@ _MARKED = re.compile(
 def plain(text: str) -> str:
   """The text with one spelling for spaces, thousands and foreign signs."""
   text = text.translate(_UNICODE)
-  if "\\" in text or "{" in text:
-    text = _SETTING.sub(r"\1\2", _DROPPED.sub("", text))
+  text = UNEQUAL.sub(r" \\neq ", text) if "=" in text else text
+  if "\\" in text or "{" in text or "~" in text:
+    text = _CLOSER.sub(lambda m: "{,}" if r"\!" in m[0] else ",", text)
+    text = _SETTING.sub(r"\1\2", _DROPPED.sub(" ", text))
     text = _BRACED_SIGN.sub(r"\1", text)
   text, before = _SPACE.sub(" ", text).strip(), ""
   while text != before:

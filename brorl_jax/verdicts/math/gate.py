@@ -89,7 +89,7 @@ _CODE = re.compile(
   r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[A-Za-z]{2,}>|</[A-Za-z]|<\|\s*\w+\s*\|>|//|\[\s*\]"
 )
 _CODE_IN_TEXT = re.compile(
-  r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|(?<!\bsq)(?<!\bcu)\.\s*\w{2}"""
+  r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|(?<!\bsq)(?<!\bcu)(?<!\b[Nn]o)\.\s*\w{2}"""
 )
 _SPENDING = (
   r"\\(?:sum|prod|int|iint|iiint|oint|lim|limsup|liminf|bigcup|bigcap|coprod"
@@ -105,6 +105,7 @@ _NAME = re.compile(rf"\s*(?:{_FUNCTION})\s*$")
 _NUMBER = re.compile(r"\d+")
 _POWER = re.compile(r"\^|\*\s*\*")
 _BASE_IS_A_SUM = re.compile(r"\([^()]*[+a-zA-Z-][^()]*\)\s*$")
+_CHOOSE = re.compile(r"\{ ?(\w{1,4}) ?\\choose(?![A-Za-z]) ?(\w{1,4}) ?\}")
 # Each argument in braces, or one character.
 _SMALL = r"\s*(\{(?:[a-zA-Z\s+-]|(?<!\d)\d{1,4}(?!\d)){1,20}\}|\w)"
 _BINOMIAL = re.compile(rf"\\[dt]?binom(?:{_SMALL}{_SMALL})?")
@@ -133,17 +134,17 @@ _SIZES: _Table = (
 
 
 def screen(text: str) -> tuple[str, str]:
-  """The normalized text, or the reason why it is refused; the other is "".
+  r"""The normalized text, or the reason why it is refused; the other is "".
 
-  Only foreign decimal digits, dashes and spaces are changed, to ASCII ones, and
-  the marks around each of several formulas are left out: $4$ and $5$.
+  Only foreign digits, dashes and spaces are changed, to ASCII ones, \choose to
+  \binom, and the marks of several formulas are left out: $4$ and $5$.
   """
   if len(text) > MAX_LENGTH:
     return "", f"{len(text)} characters, at most {MAX_LENGTH}"
   clean, reason = _ascii(text)
   if reason:
     return "", reason
-  clean = _without_marks(clean)
+  clean = _CHOOSE.sub(r"\\binom{\1}{\2}", _without_marks(clean))
   bare = _TEXT.sub(lambda m: m[1] if _NAME.match(m[1]) else " ", clean)
   # `\;` and `\#` are TeX's; the rest of what has a meaning in code is refused.
   code = _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " "))

@@ -80,9 +80,25 @@ _CLOSE = (")", "]", "}", r"\}", r"\rangle")
 _SIGNS = r"""= < > \leq \geq \neq \approx \equiv \sim \to \rightarrow \mapsto
   \implies \Rightarrow \iff \simeq \cong \propto""".split()
 _CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
-_NAMED = re.compile(r"x|x\(-?[x1]\)|\((?:x,)+x,?\)")
-_DERIVATIVE = re.compile(r"\\frac\{d[A-Za-z]?\}\{d[A-Za-z]\}[A-Za-z]?")
-_DENIALS = frozenset(("not", "no", "never", "wrong", "false", "incorrect"))
+_NAMED = re.compile(
+  r"x|x\((?:-?[x1]|x\(-?[x1]\))\)|\((?:x,)+x,?\)|\(x\\circx\)\(-?[x1]\)"
+)
+_DERIVATIVE = re.compile(r"\\frac\{(d|\\partial)\w?\}\{\1\w\}[A-Za-z]?")
+# The commands that a caption may have, and the words that it must not have.
+_COMMANDS, _DENYING = expressions.table("captions.txt").split(";")
+_SHOWN = expressions.LETTERS.union(expressions.MARKS, _COMMANDS.split())
+_DENIED = re.compile(rf"\b(?:{'|'.join(_DENYING.split())})\b", re.I)
+_LABEL = re.compile(r"(?i:\b\w - (?=coord|interc)|\bno \. (?=\w)|\^ \*)")
+# One unknown: f(x), but not x(x+1); E[X], |S|, |A \cup B|, dy/dx, \cos A.
+_UNKNOWN = re.compile(
+  r"(?<!\S)(?:[A-Z]\S*|\\(?:Pr|det|gcd|lcm|mathbb\w|phi|sigma)|([a-z]\S*)) "
+  r"(?:\^ (?:\{ - 1 \}|- 1) )?"
+  r"(?:\( (?:(?!\1 )[^()]|\( (?:(?!\1 )[^()])*\))*+\)|\[ [^][]*\])"
+  r"|[|[] (?:[A-Z](?![a-z])\S* |\\c[ua]p |\\vec (?:\w |\{ \w \} ))+[]|]"
+  r"|\\frac \{ d (?:\w )?\} \{ d \w \}"
+  r"|\\(?:sin|cos|tan) (?:[A-Z]\S*|\\[a-z]+)"
+)
+_EVENTS = ("P ", "p ", "n ", r"\Pr", r"\mathbbP")
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
 _MIXED = re.compile(r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])")
 
@@ -187,10 +203,8 @@ def _several(part: Sequence[Token]) -> Node | None:
 def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
   flat: list[Node] = []
   for node in nodes:
-    if isinstance(node, Items) and node.kind != "except":
-      flat += node.items
-    else:
-      flat.append(node)
+    several = isinstance(node, Items) and node.kind != "except"
+    flat += node.items if several else (node,)  # pyright: ignore
   return tuple(flat)
 
 
@@ -213,7 +227,7 @@ def _united(part: Sequence[Token]) -> Node | None:
     if isinstance(without, Items) and without.kind == "set":
       return Items("except", without.items)
   pieces, separators = _split(part, r"\cup")
-  if not separators:
+  if not separators or any(token.text == "|" for token in pieces[0]):
     return None
   nodes = _flat(_structures(pieces))
   if all(isinstance(n, Leaf) for n in nodes):
@@ -306,16 +320,32 @@ def _name(part: Sequence[Token]) -> str | None:
 
 def _caption(part: Sequence[Token]) -> str | None:
   r"""What names a value and is no expression: P(X=2), \angle A, \text{Area}."""
-  texts = [token.text for token in part]
-  kinds = {token.kind for token in part}
-  denied = not _DENIALS.isdisjoint(map(str.casefold, texts))
-  if denied or kinds.isdisjoint(("symbol", "word")) or part[0].kind == "number":
-    return None
+  text = " ".join(token.text for token in part)
   try:
     expressions.read(part)
   except Unreadable:
-    return "".join(texts)
+    return text if is_asked(text, None) else None
   return None
+
+
+def is_asked(text: str, tree: Tree) -> bool:
+  r"""Whether a left side is a name or has several unknowns: m + n, but not 2x.
+
+  A caption, which has no tree, must stand alone and deny or compare nothing:
+  neither \text{Area}^2 nor \text{less than}.
+  """
+  units = {found[0] for found in _UNKNOWN.finditer(text)}
+  rest = _UNKNOWN.sub("F", _LABEL.sub("", text)).split()
+  said = " ".join([*rest, *(x for x in units if not x.startswith(_EVENTS))])
+  letters = "".join(x for x in text.split() if len(x) == 1)
+  if _DENIED.search(said) or re.search("isnt|not", letters) or rest[-1] == "!":
+    return False
+  if tree is None:
+    named = [re.sub("(?<=.)[_'].*", "", x) for x in rest]
+    return all(x[0].isalpha() or x in _SHOWN for x in named)
+  names = expressions.variables(tree)
+  count = len(units) + len(names.intersection(rest) if units else names)
+  return count > 1 or tree[0] == "symbol" or units == {text}
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
