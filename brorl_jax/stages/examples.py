@@ -211,8 +211,10 @@ class Examples:
     try:
       ids = self._text.render(self._posed(example))
     except ValueError as e:
+      own = any(m["role"] == "system" for m in example.messages)
       system = self._c.system and f"config.data.system = {self._c.system!r}"
-      raise ValueError(f"{system or example.id}: {e}; leave it out") from e
+      where = example.id if own or not system else system
+      raise ValueError(f"{where}: {e}; leave it out") from e
     self.longest = max(self.longest, len(ids))
     return ids
 
