@@ -212,8 +212,8 @@ class Examples:
       ids = self._text.render(self._posed(example))
     except ValueError as e:
       own = any(m["role"] == "system" for m in example.messages)
-      system = self._c.system and f"config.data.system = {self._c.system!r}"
-      where = example.id if own or not system else system
+      added = not own and self._c.system
+      where = f"config.data.system = {added!r}" if added else example.id
       raise ValueError(f"{where}: {e}; leave it out") from e
     self.longest = max(self.longest, len(ids))
     return ids

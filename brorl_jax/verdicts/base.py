@@ -98,12 +98,8 @@ def posed(
 
 
 # What opens the thinking of one family of models or another, and closes it.
-_THINKING = {
-  "<think>": "</think>",
-  "<thinking>": "</thinking>",
-  "<thought>": "</thought>",
-  "<reasoning>": "</reasoning>",
-  "<seed:think>": "</seed:think>",
+_NAMES = "think thinking thought reasoning seed:think".split()
+_THINKING = {f"<{name}>": f"</{name}>" for name in _NAMES} | {
   "<|begin_of_thought|>": "<|end_of_thought|>",  # Sky-T1
   "<|START_THINKING|>": "<|END_THINKING|>",  # Cohere
   "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",  # gpt-oss
@@ -112,9 +108,7 @@ _THINKING = {
 }
 _PAIRS = {tag: pair for pair in _THINKING.items() for tag in pair}
 # An expression takes 60 times as long if not all that it finds begin alike.
-_TAG = re.compile(
-  f"<(?:{'|'.join(re.escape(t[1:]) for t in _PAIRS if '<' in t)})"
-)
+_TAG = re.compile("|".join(re.escape(tag) for tag in _PAIRS if "<" in tag))
 _OTHERS = [tag for tag in _PAIRS if "<" not in tag]
 
 
@@ -126,11 +120,9 @@ def after_thinking(response: str) -> str:
   for tag in _OTHERS:
     if (at := response.find(tag, 0, start)) >= 0:
       first, start = tag, at
-  if not first:
-    return response
-  opens, closes = _PAIRS[first]
-  answer = response.rpartition(closes)[2]
-  return "" if opens in answer else answer
+  opens, closes = _PAIRS.get(first, ("", ""))
+  answer = response.rpartition(closes)[2] if first else response
+  return "" if first and opens in answer else answer
 
 
 def opened_thinking(prompt: str) -> str:
