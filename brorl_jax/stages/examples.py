@@ -211,10 +211,9 @@ class Examples:
     try:
       ids = self._text.render(self._posed(example))
     except ValueError as e:
-      own = any(m["role"] == "system" for m in example.messages)
-      added = not own and self._c.system
-      where = f"config.data.system = {added!r}" if added else example.id
-      raise ValueError(f"{where}: {e}; leave it out") from e
+      added = len(self._posed(example)) > len(example.messages)
+      at = f"config.data.system = {self._c.system!r}" if added else example.id
+      raise ValueError(f"{at}: {e}; leave it out") from e
     self.longest = max(self.longest, len(ids))
     return ids
 

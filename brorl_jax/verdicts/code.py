@@ -131,10 +131,9 @@ _HEAD = re.compile(  # a function without a body
   r"(?:class .*\n\s*)?(?:async +)?def +\w+ *\([^()]*\) *+(?:->[^:\n]*+)?:?\s*+"
   r'(?:"""(?:(?!""")[\s\S])*+""")?\s*+(?:\.{3}|pass)?\s*+'
 )
-# Reads the input; reads what the program brings itself.
 _STDIN = re.compile(r"stdin(?!\w{,9} *=[^=])|(?:open|read) *\( *0\b|fileinput")
 _INPUT = re.compile(r"\binput\s*+\(")
-_OWN_INPUT = re.compile(
+_OWN_INPUT = re.compile(  # `input` that is another function
   r"(?m)^[ \t]*+(?:def +input\b|(?:\w+\.)?input *=(?! *=|.*\binput *\())"
 )
 _SHOWN = re.compile(  # a sketch, or what reads an input of its own
@@ -156,11 +155,11 @@ def extract(
   """The program of a response, from its complete blocks in Python, or None.
 
   A block ends at a fence at least as long, alone on its line; it is marked as
-  Python or has no language. Only text after the thinking
-  counts, in an `<answer>` with blocks only these. The last
-  block is the program that defines the function of the tests; for standard
-  input, that reads it, prints and acts, alone or with others; otherwise, or
-  without tests, that is marked. Definitions that it lacks come from the others.
+  Python or has no language. Only text after the thinking counts, in an
+  `<answer>` with blocks only these. The last block is the program that defines
+  the function of the tests; for standard input, that reads it, prints and acts,
+  alone or with others; otherwise, or without tests, that is marked. Definitions
+  that it lacks come from the others.
   """
   text = base.after_thinking(response)
   blocks, inside = _blocks(text), base.tagged(text)
