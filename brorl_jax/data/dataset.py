@@ -214,9 +214,8 @@ def file_digests(paths: str | Sequence[str]) -> dict[str, str]:
 
 def _asked(example: Example) -> bytes:
   """A hash of the conversation that ignores white space."""
-  return _hash(
-    f"{m['role']}: {' '.join(m['content'].split())}" for m in example.messages
-  )
+  said = ((m["role"], m["content"].split()) for m in example.messages)
+  return _hash(f"{role}: {' '.join(words)}" for role, words in said)
 
 
 def _worded(example: Example) -> bytes:
@@ -279,8 +278,7 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
 
 def trained_on(data: Data, *, one_in: int) -> Data:
   """The training side of `split` alone, which may be empty."""
-  held = [_is_held(example, one_in) for example in data.examples]
-  return _side(data, held, False)
+  return _side(data, [_is_held(e, one_in) for e in data.examples], False)
 
 
 def _is_held(example: Example, one_in: int) -> bool:
@@ -288,12 +286,8 @@ def _is_held(example: Example, one_in: int) -> bool:
 
 
 def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
-  numbers = [i for i, side in enumerate(held) if side == which]
-  return dataclasses.replace(
-    data,
-    examples=[data.examples[i] for i in numbers],
-    places=[data.places[i] for i in numbers],
-  )
+  some = lambda a: [x for x, side in zip(a, held, strict=True) if side == which]
+  return Data(some(data.examples), some(data.places), data.skipped)
 
 
 def refuse_overlap(train: Data, heldout: Data) -> None:
@@ -313,8 +307,7 @@ def refuse_overlap(train: Data, heldout: Data) -> None:
         f"{place}: held-out id {example.id!r} is also the training example"
         f" {ids[example.id]}; remove one"
       )
-    other = asked.get(_worded(example))
-    if other is not None:
+    if (other := asked.get(_worded(example))) is not None:
       raise DataError(
         f"{place}: held-out prompt is also the training prompt {other}; remove"
         " one"
@@ -331,9 +324,7 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
   make a text, and nine texts in ten are on that side.
   """
   for example, place in zip(heldout.examples, heldout.places, strict=True):
-    if example.domain != MADE:
-      continue
-    if task := DRAW.may_draw(example, tasks):
+    if example.domain == MADE and (task := DRAW.may_draw(example, tasks)):
       raise DataError(
         f"{place}: training may generate this held-out puzzle of {task}; "
         "remove it from the held-out file"

@@ -238,6 +238,10 @@ class Tokenizer:
       asked = sum(len(message["content"]) for message in messages)
       if len(text) > 100_000 + 20 * asked:  # templates write some 2,000
         raise ValueError(f"it makes {len(text):,} characters of {asked:,}")
+      for said in [m["content"] for m in messages if m["role"] == "system"]:
+        shown = text.count(said.strip())  # the question may say the same
+        if shown <= messages[-1]["content"].count(said.strip()):
+          raise ValueError("it leaves out the system message")
       return self.encode(text)
     except (KeyboardInterrupt, MemoryError, SystemExit):
       raise

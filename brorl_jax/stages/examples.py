@@ -211,8 +211,9 @@ class Examples:
     try:
       ids = self._text.render(self._posed(example))
     except ValueError as e:
-      system = self._c.system and f"config.data.system = {self._c.system!r}"
-      raise ValueError(f"{system or example.id}: {e}; leave it out") from e
+      added = len(self._posed(example)) > len(example.messages)
+      at = f"config.data.system = {self._c.system!r}" if added else example.id
+      raise ValueError(f"{at}: {e}; leave it out") from e
     self.longest = max(self.longest, len(ids))
     return ids
 

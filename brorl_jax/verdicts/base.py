@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -96,22 +97,31 @@ def posed(
   return messages
 
 
-# Tags that open the thinking of one family of models or another, and close it.
-_THINKING = {"<think>": "</think>", "<thinking>": "</thinking>"}
-_THINKING["[THINK]"] = "[/THINK]"
+# What opens the thinking of one family of models or another, and closes it.
+_NAMES = "think thinking thought reasoning seed:think".split()
+_THINKING = {f"<{name}>": f"</{name}>" for name in _NAMES} | {
+  "<|begin_of_thought|>": "<|end_of_thought|>",  # Sky-T1
+  "<|START_THINKING|>": "<|END_THINKING|>",  # Cohere
+  "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",  # gpt-oss
+  "[THINK]": "[/THINK]",  # Magistral
+  "◁think▷": "◁/think▷",  # Kimi
+}
+_PAIRS = {tag: pair for pair in _THINKING.items() for tag in pair}
+# An expression takes 60 times as long if not all that it finds begin alike.
+_TAG = re.compile("|".join(re.escape(tag) for tag in _PAIRS if "<" in tag))
 
 
 def after_thinking(response: str) -> str:
   """What follows the last closed thinking; "" if one is still open."""
-  # A regular expression takes 60 times as long. The kind of tag that comes
-  # first counts: a thought may mention others.
-  first, start = "", len(response)
-  for tags in _THINKING.items():
-    for tag in tags:
-      if (at := response.find(tag, 0, start)) >= 0:
-        first, start = tags[0], at
-  answer = response.rpartition(_THINKING[first])[2] if first else response
-  return "" if first and first in answer else answer
+  # The kind of tag that comes first counts: a thought may mention others.
+  found = _TAG.search(response)
+  first, start = (found[0], found.start()) if found else ("", len(response))
+  for tag in ("[THINK]", "[/THINK]", "◁think▷", "◁/think▷"):
+    if (at := response.find(tag, 0, start)) >= 0:
+      first, start = tag, at
+  opens, closes = _PAIRS.get(first, ("", ""))
+  answer = response.rpartition(closes)[2] if first else response
+  return "" if first and opens in answer else answer
 
 
 def opened_thinking(prompt: str) -> str:

@@ -121,11 +121,25 @@ _STATEMENT = re.compile(r"(?m)^(?=[^\s)\]}#])")  # at the margin
 _DEFINITION = re.compile(
   r"(?:async +)?(?:def +(\w+) *\(|class +(\w+) *[:(])"
   r"|(\w+)(?= *= *lambda\b)|([A-Z][A-Z\d_]*)(?= *=[^=])"
+  # Plain data, which harms no program that means something else by the name.
+  r"|(\w+)(?= *(?::[^=\n]++)?=(?:[\s.,:+*(){}\[\]-]|\d\w*+|'[^'\n]*+'"
+  r"|\"[^\"\n]*+\"|\b(?:None|True|False|dict|set|list|float)\b)++(?:#|\Z))"
   r"|(?:from +(?!__future__)[\w.]+ +)?import +"
   r"(\(?[\w., \n]++\)?)\s*+(?:#|\Z)"
 )
-_READS = re.compile(
-  r"\b(?:input|open|read)\s*+\(|\bstdin\b(?! *= *(?:io\.)?String)|\bfileinput\b"
+_HEAD = re.compile(  # a function without a body
+  r"(?:class .*\n\s*)?(?:async +)?def +\w+ *\([^()]*\) *+(?:->[^:\n]*+)?:?\s*+"
+  r'(?:"""(?:(?!""")[\s\S])*+""")?\s*+(?:\.{3}|pass)?\s*+'
+)
+_STDIN = re.compile(r"stdin(?!\w{,9} *=[^=])|(?:open|read) *\( *0\b|fileinput")
+_INPUT = re.compile(r"\binput\s*+\(")
+_OWN_INPUT = re.compile(  # `input` that is another function
+  r"(?m)^[ \t]*+(?:def +input\b|(?:\w+\.)?input *=(?! *=|.*\binput *\())"
+)
+_SHOWN = re.compile(  # a sketch, or what reads an input of its own
+  r"(?m)^(?:\.{3} *(?:#|$)|# *\.{3}|(?:# *)?…)"
+  r"|^(?:[ \t]++(?!.*open))?sys\.stdin *=(?!.*(?:stdin|\(0))"
+  r"|\b(?:builtins|sys)(?:\.|, *['\"])(?:input|stdin)['\"]"
 )
 _WRITES = re.compile(r"\b(?:print|write)\s*+\(|\bstdout\b")
 # A statement that does more than to define.
@@ -141,11 +155,11 @@ def extract(
   """The program of a response, from its complete blocks in Python, or None.
 
   A block ends at a fence at least as long, alone on its line; it is marked as
-  Python or has no language. Only text after the thinking
-  counts, in an `<answer>` with blocks only these. The last
-  block is the program that defines the function of the tests; for standard
-  input, that reads, prints and acts, alone or with other blocks; otherwise, or
-  without tests, that is marked. Definitions that it lacks come from the others.
+  Python or has no language. Only text after the thinking counts, in an
+  `<answer>` with blocks only these. The last block is the program that defines
+  the function of the tests; for standard input, that reads it, prints and acts,
+  alone or with others; otherwise, or without tests, that is marked. Definitions
+  that it lacks come from the others.
   """
   text = base.after_thinking(response)
   blocks, inside = _blocks(text), base.tagged(text)
@@ -160,18 +174,22 @@ def extract(
   known = [_definitions(text) for text in (tests.get("given", ""), *texts)]
   if name := tests.get("fn_name"):
     define = re.compile(rf"\bdef +{name}\b|^{name} *= *lambda")
-    pairs = [*zip(texts, known[1:], strict=True)]
-    found = [text for text, defined in pairs if name in defined]
-    body = lambda defined: defined.get(name) or defined.get("Solution", "")
-    found += [t for t, defined in pairs if define.search(body(defined))]
+    alias = rf"(?m)^{name} *= *(?!{name}\b)(?:\w+\()?(\w+)\)? *(?:#|$)"
+    others = {n for of in known for n in of} - {name}
+    found = [t for t, d in zip(texts, known[1:], strict=True) if name in d]
+    for text, defined in zip(texts, known[1:], strict=True):
+      body = defined.get(name) or defined.get("Solution", "")
+      if define.search(body) or others & {*re.findall(alias, text)}:
+        found.append(text)
   else:
     found = [text for text in texts if _WRITES.search(text)]
     fed, whole = any(tests.get("inputs") or ()), "\n".join(marked[-_BLOCKS:])
     joined = [(_with_definitions(text, known, name), text) for text in texts]
-    alone = [(text, text) for text in texts]
-    for program, acts in (whole, whole), *joined, *alone:
-      reads = not fed or _READS.search(program)
-      if reads and _WRITES.search(program) and _ACTS.search(acts):
+    for program, acts in (whole, whole), *joined, *((t, t) for t in texts):
+      stdin = _STDIN.search(program)
+      own = _SHOWN.search(program) or (not stdin and _OWN_INPUT.search(program))
+      reads = not fed or stdin or _INPUT.search(program)
+      if reads and not own and _WRITES.search(program) and _ACTS.search(acts):
         found.append(acts)
   return _with_definitions((found or marked)[-1], known, name)
 
@@ -203,7 +221,8 @@ def _definitions(text: str) -> dict[str, str]:
   found, decorators = dict[str, str](), ""
   for piece in _STATEMENT.split(text):
     decorators += piece if piece.startswith("@") else ""
-    if match := _DEFINITION.match(piece):
+    match = _DEFINITION.match(piece)
+    if match and not _HEAD.fullmatch(re.sub("#.*", "", piece)):
       names = next(filter(None, match.groups())).strip(" ()\n")
       decorators += piece.rstrip() + "\n"
       for name in filter(None, map(str.split, names.split(","))):

@@ -400,6 +400,10 @@ def test_what_a_template_does_to_prompts_is_said_or_refused():
     ValueError, match=r"^config.data.system = 'Hi': .* No role;"
   ):
     configured.examples(config(**{"data.system": "Hi"}), gemma)
+  deaf = tokenizer.Template("t", "{{ messages[-1].content }}")
+  said = [{"role": role, "content": "Hi"} for role in ("system", "user")]
+  with refuses(ValueError, "leaves out the system message"):
+    tokenizer.Tokenizer(ASSETS, deaf).render(said)
   some, other = (configured.examples(config(), x) for x in (gemma, later))
   date, thinks = some.log_lines
   assert "2026-01-01" in date and mentions(thinks, "thinking: ... <think>")
