@@ -7,9 +7,11 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+
+T = TypeVar("T")
 
 _PROC, _HERTZ = pathlib.Path("/proc"), os.sysconf("SC_CLK_TCK")
 # A step is worth a warning if it had fewer than this share of the cores that it
@@ -150,15 +152,7 @@ def few_cores(scalars: Mapping[str, Any]) -> str | None:
   return f"other programs use the cores: {text} of {len(cores())}"
 
 
-class Once:
-  """A function without arguments that runs at most once, and its seconds."""
-
-  def __init__(self, function: Callable[[], Any]):
-    self._function, self._result, self.seconds = function, None, 0.0
-
-  def __call__(self) -> Any:
-    if self._result is None:
-      start = time.perf_counter()
-      self._result = self._function()
-      self.seconds = time.perf_counter() - start
-    return self._result
+def timed(function: Callable[..., T], *args: Any) -> tuple[T, float]:
+  """The result of a call, and its seconds."""
+  start = time.perf_counter()
+  return function(*args), time.perf_counter() - start
