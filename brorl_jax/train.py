@@ -179,12 +179,10 @@ def train(
     (state, updated), update_s = update()
 
     scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
-    scalars |= {"time/update_s": update_s}
-    scalars["data/tokens_total"] = progress.tokens
+    scalars |= {"time/update_s": update_s, "data/tokens_total": progress.tokens}
     scalars["data/samples_total"] = progress.samples
     spent = clock.since(started)
-    _, checking_s = clock.timed(store.check)  # raises what the last save did
-    scalars |= {**spent, _SAVING: saving_s + checking_s}
+    scalars |= {**spent, _SAVING: saving_s + clock.timed(store.check)[1]}
     stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)
     if step % eval_every == 0 or last:
