@@ -103,7 +103,13 @@ def loss_and_stats(
   texts = micro.prompt, micro.prompt_mask, micro.response
   found = response_logp(params, *texts, objective.temperature, micro.trees)
   logp, entropy = map(flat, found)
-  logp_old = _old_logp(micro, logp, sampled, objective)
+  logp_old = sampled  # of the old policy, the denominator of the ratio
+  if micro.logp_old is not None:
+    logp_old = flat(micro.logp_old)
+  elif objective.correction is not None:
+    # With a single minibatch the old policy is this one: the ratio is 1, and
+    # the correction alone accounts for the sampler.
+    logp_old = jax.lax.stop_gradient(logp)
   weights, correction = _corrected(logp_old, sampled, mask, weight, objective)
   loss, ppo = policy_loss(
     objective.loss,
@@ -142,17 +148,6 @@ def loss_and_stats(
     logp_gap_max=jnp.max(gap),
   )
   return total, jax.lax.stop_gradient(stats)
-
-
-def _old_logp(micro: Batch, logp, sampled, objective: Objective) -> Array:
-  """Log-probabilities of the old policy, the denominator of the ratio."""
-  if micro.logp_old is not None:
-    return micro.logp_old.reshape(logp.shape)
-  if objective.correction is not None:
-    # With a single minibatch the old policy is this one: the ratio is 1, and
-    # the correction alone accounts for the sampler.
-    return jax.lax.stop_gradient(logp)
-  return sampled
 
 
 def _corrected(
