@@ -32,21 +32,17 @@ class Clock(NamedTuple):
   others: float = 0.0  # processor time of other programs on our cores
 
 
-class _Compiler:
-  """The time of compilation in this process while it is counted."""
-
-  wall = process = lowered = 0.0
-
-  def on_event(self, event: str, duration_secs: float, **_: Any) -> None:
-    """Called at the end of each phase; compilation starts after lowering."""
-    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
-      self.lowered = time.process_time()
-    if event == "/jax/core/compile/backend_compile_duration":
-      self.wall += duration_secs
-      self.process += time.process_time() - self.lowered
+# The time of compilation in this process while it is counted.
+_compiler = types.SimpleNamespace(wall=0.0, process=0.0, lowered=0.0)
 
 
-_compiler = _Compiler()
+def _on_event(event: str, duration_secs: float, **_: Any) -> None:
+  """Called at the end of each phase; compilation starts after lowering."""
+  if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+    _compiler.lowered = time.process_time()
+  if event == "/jax/core/compile/backend_compile_duration":
+    _compiler.wall += duration_secs
+    _compiler.process += time.process_time() - _compiler.lowered
 
 
 @contextlib.contextmanager
@@ -55,11 +51,11 @@ def counting() -> Iterator[None]:
 
   jax calls a listener for every program: registered while training needs it.
   """
-  jax.monitoring.register_event_duration_secs_listener(_compiler.on_event)
+  jax.monitoring.register_event_duration_secs_listener(_on_event)
   try:
     yield
   finally:
-    jax.monitoring.unregister_event_duration_listener(_compiler.on_event)
+    jax.monitoring.unregister_event_duration_listener(_on_event)
 
 
 def now() -> Clock:
