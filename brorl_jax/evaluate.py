@@ -65,7 +65,10 @@ def evaluate(
   [P][N]. Records are ordered by example and sample. The first sample of the
   first examples of each task has its prompt and response as text.
   """
-  shown = _shown(examples)
+  by_task = collections.defaultdict[tuple[str, str], list[str]](list)
+  for example in examples:
+    by_task[example.domain, example.task].append(example.id)
+  shown = {name for names in by_task.values() for name in names[:SHOWN]}
   for start in range(first, len(examples), chunk * jax.process_count()):
     own = start + chunk * jax.process_index()  # of this process
     real = examples[own : own + chunk]
@@ -95,13 +98,6 @@ def evaluate(
       for n, scored in enumerate(row)
     ]
     yield from filter(None, processes.gather(records))
-
-
-def _shown(examples: Sequence[Example]) -> set[str]:
-  by_task = collections.defaultdict[tuple[str, str], list[str]](list)
-  for example in examples:
-    by_task[example.domain, example.task].append(example.id)
-  return {name for names in by_task.values() for name in names[:SHOWN]}
 
 
 def check_fields(fields: Mapping[str, Kind], line: Any) -> None:

@@ -3,6 +3,7 @@
 Read `train` from top to bottom: each step goes once around the README's figure.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -168,20 +169,20 @@ def train(
     credit = stages.advantages(kept, progress)
 
     # Stage 5: the update; with `pipeline`, while the next step is sampled.
-    update, ahead = clock.Once(lambda: stages.update(state, kept, credit)), None
+    updating = lambda: clock.timed(stages.update, state, kept, credit)
+    update, ahead = functools.cache(updating), None
     if pipeline and not save:
       old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
       ahead = _sample(
         make_stages(step + 1), step + 1, old, credit.progress, key, update
       )
-    state, updated = update()
+    (state, updated), update_s = update()
 
     scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
-    scalars |= {"time/update_s": update.seconds}
-    scalars["data/tokens_total"] = progress.tokens
+    scalars |= {"time/update_s": update_s, "data/tokens_total": progress.tokens}
     scalars["data/samples_total"] = progress.samples
     spent = clock.since(started)
-    scalars |= {**spent, _SAVING: saving_s + _check_save(store)}
+    scalars |= {**spent, _SAVING: saving_s + clock.timed(store.check)[1]}
     stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)
     if step % eval_every == 0 or last:
@@ -258,13 +259,6 @@ def _save(
   start = time.perf_counter()
   recorder.sync()  # the lines of a step are on disk before its checkpoint
   store.save(step, state, progress.to_json(), score)
-  return time.perf_counter() - start
-
-
-def _check_save(store: checkpoints.Store) -> float:
-  """Raises the error of the last save; returns the seconds that this took."""
-  start = time.perf_counter()
-  store.check()
   return time.perf_counter() - start
 
 

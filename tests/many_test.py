@@ -293,7 +293,7 @@ BROKEN = """
 import sys, threading, time
 
 def broken():
-  while not hasattr(train := sys.modules.get("brorl_jax.train"), "_check_save"):
+  while not hasattr(train := sys.modules.get("brorl_jax.train"), "_save"):
     time.sleep(0.01)
   real = train._sample
 

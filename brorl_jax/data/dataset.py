@@ -72,26 +72,13 @@ _BLANK = re.compile(r"(?<!\w) | (?!\w)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Skipped:
-  """A record that was left out, and the reason."""
-
-  place: Place  # file and line
-  field: str  # the wrong field, "" for the whole record
-  why: str
-
-  def __str__(self) -> str:
-    field = f", field {self.field!r}" if self.field else ""
-    return f"{self.place}{field}: {self.why}"
-
-
-@dataclasses.dataclass(frozen=True)
 class Data:
   """The examples of some files."""
 
   examples: Sequence[Example]  # in the order of the files
   places: Sequence[Place | str]  # file and line of each example, for messages
-  # Records that were left out; empty unless `skip_bad`.
-  skipped: Sequence[Skipped] = ()
+  # Records that were left out: the place, and why; empty unless `skip_bad`.
+  skipped: Sequence[str] = ()
 
   @property
   def repeats(self) -> int:
@@ -131,9 +118,10 @@ def read(
           raise record
         reader.add(record, place, file.source, f"{name}/{line}")
       except Refused as refused:
-        bad = Skipped(place, refused.field, refused.why)
+        field = f", field {refused.field!r}" if refused.field else ""
+        bad = f"{place}{field}: {refused.why}"
         if not skip_bad:
-          raise DataError(str(bad)) from refused
+          raise DataError(bad) from refused
         skipped.append(bad)
   if not reader.examples:
     raise DataError(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,39 +56,12 @@ class Stats:
     return Stats(**zeros)
 
 
-@dataclasses.dataclass(frozen=True)
-class Correction:
+class Correction(NamedTuple):
   """Importance weights for the gap between sampler and trainer."""
 
   kind: Literal["truncated", "banded", "sequence"]  # see rl/corrections.py
   low: float  # not used by "truncated"
   high: float
-
-  def weights(
-    self,
-    logp: Float[Array, "B T"],
-    logp_sampled: Float[Array, "B T"],
-    mask: Bool[Array, "B T"],
-    *,
-    by_sequence: bool,
-  ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """The weights, and where they differ from the plain ratio. By sequence, all
-    tokens get the geometric mean of the sequence's ratios.
-    """
-    if by_sequence:
-      mean = corrections.mean_log_ratio(logp, logp_sampled, mask)
-      logp = jnp.where(mask, mean[:, None], 0.0)
-      logp_sampled = jnp.zeros_like(logp)
-    band = dict(low=self.low, high=self.high)
-    plain = corrections.truncated_weight(logp, logp_sampled, cap=math.inf)
-    if self.kind == "truncated":
-      weight = corrections.truncated_weight(logp, logp_sampled, cap=self.high)
-    elif self.kind == "banded":
-      weight = corrections.banded_weight(logp, logp_sampled, **band)
-    else:
-      keep = corrections.sequence_mask(logp, logp_sampled, mask, **band)
-      weight = jnp.where(keep[:, None], plain, 0.0)
-    return weight, weight != plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +103,13 @@ def loss_and_stats(
   texts = micro.prompt, micro.prompt_mask, micro.response
   found = response_logp(params, *texts, objective.temperature, micro.trees)
   logp, entropy = map(flat, found)
-  logp_old = _old_logp(micro, logp, sampled, objective)
+  logp_old = sampled  # of the old policy, the denominator of the ratio
+  if micro.logp_old is not None:
+    logp_old = flat(micro.logp_old)
+  elif objective.correction is not None:
+    # With a single minibatch the old policy is this one: the ratio is 1, and
+    # the correction alone accounts for the sampler.
+    logp_old = jax.lax.stop_gradient(logp)
   weights, correction = _corrected(logp_old, sampled, mask, weight, objective)
   loss, ppo = policy_loss(
     objective.loss,
@@ -171,32 +150,32 @@ def loss_and_stats(
   return total, jax.lax.stop_gradient(stats)
 
 
-def _old_logp(micro: Batch, logp, sampled, objective: Objective) -> Array:
-  """Log-probabilities of the old policy, the denominator of the ratio."""
-  if micro.logp_old is not None:
-    return micro.logp_old.reshape(logp.shape)
-  if objective.correction is not None:
-    # With a single minibatch the old policy is this one: the ratio is 1, and
-    # the correction alone accounts for the sampler.
-    return jax.lax.stop_gradient(logp)
-  return sampled
-
-
 def _corrected(
   logp_old, sampled, mask, weight, objective: Objective
 ) -> tuple[Array | None, dict[str, Mean]]:
+  """The weights, and what is measured of them. By sequence, all tokens get the
+  geometric mean of the sequence's ratios.
+  """
   if objective.correction is None:
     return None, {}
-  by_sequence = objective.loss.unit == "sequence"
-  weights, cut = objective.correction.weights(
-    logp_old, sampled, mask, by_sequence=by_sequence
-  )
-  gap = log_ratio(logp_old, sampled)
+  kind, low, high = objective.correction
+  gap, logp = log_ratio(logp_old, sampled), logp_old
+  if by_sequence := objective.loss.unit == "sequence":
+    mean = corrections.mean_log_ratio(logp, sampled, mask)
+    logp, sampled = jnp.where(mask, mean[:, None], 0.0), jnp.zeros_like(logp)
+  plain = corrections.truncated_weight(logp, sampled, cap=math.inf)
+  if kind == "truncated":
+    weights = corrections.truncated_weight(logp, sampled, cap=high)
+  elif kind == "banded":
+    weights = corrections.banded_weight(logp, sampled, low=low, high=high)
+  else:
+    keep = corrections.sequence_mask(logp, sampled, mask, low=low, high=high)
+    weights = jnp.where(keep[:, None], plain, 0.0)
   mean = functools.partial(Mean.of, where=mask, weight=per_token(weight, mask))
   means = {
     "kl_sampler": mean(jnp.exp(gap) - 1.0 - gap),
     "correction": mean(weights),
-    "corrected": mean(cut.astype(jnp.float32)),
+    "corrected": mean((weights != plain).astype(jnp.float32)),
   }
   if by_sequence:  # all tokens of a sequence have the same weight
     weights = jnp.max(weights, axis=1, where=mask, initial=0.0)

@@ -4,8 +4,9 @@ whichever computes fewer positions.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -143,8 +144,14 @@ def _parts(rows: list, most: int) -> Iterator[list]:
   return (rows[start : start + most] for start in range(0, len(rows), most))
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
+class Plan(NamedTuple):
+  """One way to lay rollouts out."""
+
+  positions: int  # with the prompts and all padding
+  batches: Callable[[], list[Batch]]
+
+
+class Block(NamedTuple):
   """Distinct rollouts of one prompt that are read side by side."""
 
   prompt: int
@@ -153,37 +160,21 @@ class Block:
   length: int  # of the longest row
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockPlan:
-  """Blocks of each length, and how many positions they take."""
-
-  layout: Layout
-  by_length: dict[int, list[Block]]
-  positions: int  # with the prompts and all padding
-
-  def batches(self, source: Source) -> list[Batch]:
-    """Batches in ascending order of length."""
-    found = []
-    for length, blocks in self.by_length.items():
-      each = self.layout.blocks_of(length)
-      for part in _parts(blocks, each * MICROBATCHES):
-        found.append(self._batch(source, part, each, length))
-    return found
-
-  def _batch(
-    self, source: Source, blocks: list[Block], each: int, length: int
-  ) -> Batch:
-    rows, S = MICROBATCHES * each, source.prompts.tokens.shape[1]
-    out = source.empty(rows, self.layout.rows, length)
-    out["prompt"] = np.zeros((rows, S), np.int32)
-    out["prompt_mask"] = np.zeros((rows, S), bool)
-    # Padding still needs one real prompt token: attention over no key is 0 / 0.
-    out["prompt_mask"][:, -1] = True
-    for i, block in enumerate(blocks):
-      out["prompt"][i] = source.prompts.tokens[block.prompt]
-      out["prompt_mask"][i] = source.prompts.mask[block.prompt]
-      source.put(out, i, 0, block)
-    return _folded(out, each, len(blocks))
+def _block_batch(
+  source: Source, layout: Layout, length: int, blocks: list[Block]
+) -> Batch:
+  each, S = layout.blocks_of(length), source.prompts.tokens.shape[1]
+  rows = MICROBATCHES * each
+  out = source.empty(rows, layout.rows, length)
+  out["prompt"] = np.zeros((rows, S), np.int32)
+  out["prompt_mask"] = np.zeros((rows, S), bool)
+  # Padding still needs one real prompt token: attention over no key is 0 / 0.
+  out["prompt_mask"][:, -1] = True
+  for i, block in enumerate(blocks):
+    out["prompt"][i] = source.prompts.tokens[block.prompt]
+    out["prompt_mask"][i] = source.prompts.mask[block.prompt]
+    source.put(out, i, 0, block)
+  return _folded(out, each, len(blocks))
 
 
 def blocks(
@@ -202,9 +193,7 @@ def blocks(
       yield Block(p, first[at], count[at], int(length[at[0]]))
 
 
-def plan_blocks(
-  source: Source, distinct: Distinct, layout: Layout
-) -> BlockPlan:
+def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
   """Assigns blocks to lengths. What would fill less than half of a microbatch
   goes to the next length, where each block has at most twice the positions.
   """
@@ -222,12 +211,19 @@ def plan_blocks(
       longer += these[len(these) - rest :]
       del these[len(these) - rest :]
     positions += -(-len(these) // each) * each * (S + layout.rows * length)
-  by_length = {length: these for length, these in by_length.items() if these}
-  return BlockPlan(layout, by_length, positions)
+  make = functools.partial(_block_batch, source, layout)
+  full = lambda length: layout.blocks_of(length) * MICROBATCHES
+  return Plan(
+    positions,
+    lambda: [
+      make(length, part)
+      for length, these in by_length.items()
+      for part in _parts(these, full(length))
+    ],
+  )
 
 
-@dataclasses.dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
   """A prompt with some of its distinct responses; `grow` makes its arrays.
 
   Every common prefix is there once. 512 answers of three tokens are some 45
@@ -241,22 +237,6 @@ class Tree:
   rollout: np.ndarray  # n of each response, in lexicographic order
   count: np.ndarray  # identical rollouts that each stands for
   size: tuple[int, int, int]  # tokens, targets and responses
-
-
-@dataclasses.dataclass(frozen=True)
-class TreePlan:
-  """Trees of each row, the room of a row, and the positions of all rows."""
-
-  rows: list[list[Tree]]
-  each: int  # P, rows of a microbatch
-  tokens: int  # Q
-  targets: int  # E
-  responses: int  # M
-  positions: int
-
-  def batches(self, source: Source) -> list[Batch]:
-    parts = _parts(self.rows, self.each * MICROBATCHES)
-    return [_tree_batch(source, self, part) for part in parts]
 
 
 def grow(
@@ -382,7 +362,7 @@ def room_of(tokens: int, length: int) -> tuple[int, int, int]:
 
 def plan_trees(
   source: Source, distinct: Distinct, shape: tuple[int, int]
-) -> TreePlan:
+) -> Plan:
   """Puts trees into rows of `Layout.trees`, largest first, where they fit."""
   each, tokens = shape
   room = room_of(tokens, source.rollouts.tokens.shape[2])
@@ -399,21 +379,27 @@ def plan_trees(
     rows[row].append(found[i])
     left[row] -= sizes[i]
   positions = -(-len(rows) // each) * each * tokens
-  return TreePlan(rows, each, tokens, room[1], room[2], positions)
+  make = functools.partial(_tree_batch, source, each, room)
+  return Plan(
+    positions, lambda: [*map(make, _parts(rows, each * MICROBATCHES))]
+  )
 
 
 def _tree_batch(
-  source: Source, plan: TreePlan, rows: list[list[Tree]]
+  source: Source,
+  each: int,
+  room: tuple[int, int, int],
+  rows: list[list[Tree]],
 ) -> Batch:
-  count, M = plan.each * MICROBATCHES, plan.responses
+  count, (tokens, targets, M) = each * MICROBATCHES, room
   T = source.rollouts.tokens.shape[2]
   out = source.empty(count, M, T)
   none = lambda size: np.zeros((count, size), np.int32)
   packed = Trees(
-    token=none(plan.tokens),
-    end=none(plan.tokens),
-    parent=none(plan.targets),
-    target=none(plan.targets),
+    token=none(tokens),
+    end=none(tokens),
+    parent=none(targets),
+    target=none(targets),
     at=np.zeros((count, M, T), np.int32),
   )
   for i, row in enumerate(rows):
@@ -431,7 +417,7 @@ def _tree_batch(
   empty = np.zeros((count, 0), np.int32)
   return _folded(
     {**out, "prompt": empty, "prompt_mask": empty > 0, "trees": packed},
-    plan.each,
+    each,
     len(rows),
   )
 
@@ -502,12 +488,12 @@ def pack(
   """
   source = Source(prompts, rollouts, advantage, scale)
   distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]
-  best: BlockPlan | TreePlan = plan_blocks(source, distinct, layout)
+  best = plan_blocks(source, distinct, layout)
   for shape in layout.trees:
     plan = plan_trees(source, distinct, shape)
     if plan.positions < _WORTH * best.positions:
       best = plan
-  return best.batches(source)
+  return best.batches()
 
 
 def padding_fraction(batches: Sequence[Batch]) -> float:

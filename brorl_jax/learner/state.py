@@ -95,7 +95,8 @@ def state_places(
   shapes = jax.eval_shape(make, params)
   places = sharding.state_shardings(shapes, shapes.params, mesh)
   for name in _OFFLOADED[offload]:
-    moved = sharding.in_host_memory(getattr(places, name))
+    to_host = lambda place: place.with_memory_kind(sharding.HOST)
+    moved = jax.tree.map(to_host, getattr(places, name))
     places = dataclasses.replace(places, **{name: moved})
   return make, shapes, places
 

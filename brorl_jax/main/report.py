@@ -33,23 +33,10 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
 
 
 def publish(read: Sequence[LoadedRun], workdir: pathlib.Path) -> None:
-  """Writes the report into a run folder, and prints the results."""
-  data = compare.numbers(read)
-  out = workdir / "report"
-  write(data, out)
-  for arm in data["arms"]:
-    end = arm["at"]["end"]
-    names = ", ".join(data["runs"][i]["name"] for i in arm["runs"])
-    score = f"{page.percent(end['after'])} %"
-    if end["gains"] is not None:
-      gain = page.gain(end).replace("±", "+-")
-      score = f"{page.percent(end['before'])} -> {score}, gain {gain} points"
-    print(f"  {names}: held-out pass@1 {score}")
-  print(f"  {out / 'index.html'}")
-
-
-def write(data: compare.Json, out: pathlib.Path) -> None:
-  """Writes the report; raises UserError or StorageError if that fails."""
+  """Writes the report into a run folder, and prints the results. Raises
+  UserError or StorageError if it cannot be written.
+  """
+  data, out = compare.numbers(read), workdir / "report"
   try:
     out.mkdir(exist_ok=True)
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
@@ -61,6 +48,15 @@ def write(data: compare.Json, out: pathlib.Path) -> None:
       f"{out} cannot be written: {intact.one_line(e)}; fix this and run the "
       "same command again, or report a copy of the folder",
     ) from None
+  for arm in data["arms"]:
+    end = arm["at"]["end"]
+    names = ", ".join(data["runs"][i]["name"] for i in arm["runs"])
+    score = f"{page.percent(end['after'])} %"
+    if end["gains"] is not None:
+      gain = page.gain(end).replace("±", "+-")
+      score = f"{page.percent(end['before'])} -> {score}, gain {gain} points"
+    print(f"  {names}: held-out pass@1 {score}")
+  print(f"  {out / 'index.html'}")
 
 
 def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:

@@ -250,14 +250,11 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
     "another kind if the reward depends on the length: it takes the mean "
     "reward for the share of right rollouts",
   )
-  name, most = _first_round(c.sampling), c.sampling.chunk // 4
+  name = "rounds[0]" if c.sampling.rounds else "n"
+  most = c.sampling.chunk // 4
   holds = c.advantage.kind != "pass_at_k" or c.advantage.k <= most
   must = f"at most {name} / 4 = {most}: other groups hold too few wrong ones"
   yield "advantage.k", holds, must
-
-
-def _first_round(c: Sampling) -> str:
-  return "rounds[0]" if c.rounds else "n"
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:
@@ -273,5 +270,6 @@ def _sampling_rules(c: Sampling) -> Iterator[Rule]:
     most = n - c.stop_wrong
     must = f"at most n - stop_wrong = {most}: else no prompt stops"
     yield "sampling.stop_right", c.stop_right <= most, must
-  must = f"a multiple of {_first_round(c)} = {chunk}"
+  name = "rounds[0]" if c.rounds else "n"
+  must = f"a multiple of {name} = {chunk}"
   yield "sampling.in_flight", c.in_flight % chunk == 0, must

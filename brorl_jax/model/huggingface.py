@@ -283,7 +283,12 @@ def open_tensors(
   for name in files:
     path = model_file(directory / name, sys.maxsize)
     if not path.is_file():
-      raise ValueError(f"{path} is missing{_instead(directory)}")
+      others = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
+      found = sorted(p.name for p in directory.iterdir() if p.suffix in others)
+      why = f"; {found[0]} may be a pickle, which can run code" if found else ""
+      raise ValueError(
+        f"{path} is missing{why}; weights are read from safetensors"
+      )
     try:
       file = stack.enter_context(safetensors.safe_open(path, "numpy"))
       slices = {key: file.get_slice(key) for key in file.keys()}
@@ -301,14 +306,6 @@ def open_tensors(
         )
     tensors |= slices
   return tensors
-
-
-def _instead(directory: pathlib.Path) -> str:
-  """What lies there in place of safetensors."""
-  others = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
-  files = sorted(p.name for p in directory.iterdir() if p.suffix in others)
-  why = f"; {files[0]} may be a pickle, which can run code" if files else ""
-  return f"{why}; weights are read from safetensors"
 
 
 def check_tensors(

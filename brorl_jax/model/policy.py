@@ -306,19 +306,14 @@ class Policy(PolicySpec):
     k, v = jnp.swapaxes(k, 0, 1), jnp.swapaxes(v, 0, 1)
     return layers.final_norm(self, params, x), k, v
 
-  @property
-  def cache_dtype(self) -> str:
-    """The dtype of the pages, which hold keys and values of responses. On a CPU
-    it is float32 even for bfloat16 policies: to write one column, XLA would
-    convert the whole page to float32 and back, at a third of the speed.
-    """
-    return "float32" if self.target.on_cpu else self.dtype
-
   def page(self, rows: int, columns: int) -> list[cache.Page]:
     """An empty page of the cache for `rows` rows, for each layer."""
     # B = A R rows in one axis: with [A, R] XLA copies a page in every step.
     shape = (rows, self.kv_heads)
-    kind = jnp.int8 if self.int8_cache else self.cache_dtype
+    # On a CPU float32 even for bfloat16 policies: to write one column, XLA
+    # would convert the whole page to float32 and back, at a third of the speed.
+    wide = "float32" if self.target.on_cpu else self.dtype
+    kind = jnp.int8 if self.int8_cache else wide
     scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
     k = jnp.zeros((*shape, self.head_size, columns), kind)
     v = jnp.zeros((*shape, columns, self.head_size), kind)

@@ -293,11 +293,6 @@ def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
   return sum(jax.tree.leaves(jax.tree.map(shard, tree, shardings)))
 
 
-def in_host_memory(shardings: PyTree) -> PyTree:
-  """The same, in the memory of the machine that a device belongs to."""
-  return jax.tree.map(lambda s: s.with_memory_kind(HOST), shardings)
-
-
 def on_device(tree: PyTree) -> PyTree:
   """Arrays that lie in host memory as they are on their devices; others."""
   place = lambda x: x.sharding.with_memory_kind("device")

@@ -184,7 +184,7 @@ class Load:
     return self._pairs(tokens) * _number(self.policy)
 
   def _cache(self, tokens: int) -> int:
-    """The same in the cache; see `Policy.cache_dtype`."""
+    """The same in the cache; see `Policy.page`."""
     p, numbers = self.policy, self._pairs(tokens)
     if p.int8_cache:
       return numbers + 4 * (numbers // p.head_size)

@@ -323,7 +323,11 @@ def updating(job: CompileJob) -> Iterator[Program]:
       state.params, plain, c.sampling.temperature, response_logp=logp
     )
     yield Program("score", lowered, job.sampling_bytes + bytes_of(plain))
-  sums = _sums(job, state)
+  gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
+  sums = (
+    _placed(gradients, jax.tree.map(lambda x: x.sharding, state.params)),
+    jax.tree.map(lambda x: job.at()(x.shape, x.dtype), stats),
+  )
   lowered = update._add.lower(
     sums,
     state.params,
@@ -338,16 +342,6 @@ def updating(job: CompileJob) -> Iterator[Program]:
   )
   held = job.phase.memory.applying_bytes + bytes_of(sums)
   yield Program("apply", lowered, held)
-
-
-def _sums(job: CompileJob, state: State) -> PyTree:
-  gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
-  places = jax.tree.map(lambda x: x.sharding, state.params)
-  whole = job.at()
-  return (
-    _placed(gradients, places),
-    jax.tree.map(lambda x: whole(x.shape, x.dtype), stats),
-  )
 
 
 def _watch(job: CompileJob, policy: Policy) -> Any:

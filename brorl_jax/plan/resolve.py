@@ -205,29 +205,16 @@ def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
   return this
 
 
-def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
-  """With a dtype in place of "auto": that with which the run `began`."""
-  if c.policy.dtype != "auto":
-    return c
-  dtype = began or ("float32" if machine.on_cpu else "bfloat16")
-  policy = dataclasses.replace(c.policy, dtype=dtype)
-  return dataclasses.replace(c, policy=policy)
-
-
-def _dtype_of(c: Config | Warmup, workdir: pathlib.Path | None) -> str | None:
-  """Where the config leaves it open the dtype with which a folder began."""
-  if workdir is None or c.policy.dtype != "auto":
-    return None
-  starts = folder.configs(workdir)
-  return config.flat(starts[0]).get("policy.dtype") if starts else None
-
-
 def _with_policy(
   c: C, machine: Machine, source: CheckpointSource, begun: pathlib.Path | None
 ) -> WithPolicy[C]:
-  ran = checkpoint_source.ran(source)
-  c = with_dtype(c, machine.target, _dtype_of(c, begun) or (ran and ran.dtype))
-  at = machine.target
+  ran, at = checkpoint_source.ran(source), machine.target
+  if c.policy.dtype == "auto":  # that with which the folder, or the run, began
+    starts = folder.configs(begun) if begun else []
+    before = [config.flat(values).get("policy.dtype") for values in starts[:1]]
+    before += [ran and ran.dtype, "float32" if at.on_cpu else "bfloat16"]
+    section = dataclasses.replace(c.policy, dtype=next(filter(None, before)))
+    c = dataclasses.replace(c, policy=section)
   if isinstance(c, Config) and (given := c.devices.memory_bytes):
     at = dataclasses.replace(at, memory_bytes=given)
   policy = architectures.read_policy(source.source, dtype=c.policy.dtype)

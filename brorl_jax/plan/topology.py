@@ -6,7 +6,6 @@ The compilers' libraries come with the extras `aot-cuda` and `aot-tpu`.
 import contextlib
 import dataclasses
 import importlib.util
-import itertools
 import math
 import os
 import re
@@ -134,13 +133,11 @@ class Topology:
 
   def mesh(self, axes: Axes) -> Mesh:
     """As `meshes.make_mesh`, of these devices."""
+    devices, each = self.devices, len(self.devices) // self.processes
     if self.target.platform == "tpu":
-      owner = lambda device: device.process_index
-      groups = itertools.groupby(sorted(self.devices, key=owner), owner)
-      return meshes.over([[*devices] for _, devices in groups], axes)
-    each = len(self.devices) // self.processes
-    starts = range(0, len(self.devices), each)
-    return meshes.over([self.devices[i : i + each] for i in starts], axes)
+      devices = sorted(devices, key=lambda device: device.process_index)
+    starts = range(0, len(devices), each)
+    return meshes.over([devices[i : i + each] for i in starts], axes)
 
 
 def named(text: str | None, *, fast: bool) -> Topology | None:

@@ -14,7 +14,6 @@ nothing in common, and the keys and values of all rows are copied in each level.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,10 +154,14 @@ def _levels(
     def decode(i, carry):
       new, drawn = carry
       here = lambda x: jax.lax.dynamic_slice_in_dim(x, i * R, R, axis=1)
+      # Rows hold what their parents' rows held, in whatever page.
+      page_of, row_of = jnp.divmod(here(parent), R)
+      at_page = page_of.ravel(), (prompt * R + row_of).ravel()
+      of_parents = lambda x: x[at_page]
       logits, page = spec.policy.decode_step(
         weights,
         shared,
-        [_of_parents(pages, here(parent), R)],
+        [jax.tree.map(of_parents, pages)],
         here(last),
         at,
         jnp.zeros_like(at),
@@ -218,9 +221,3 @@ def _grouped(
   some = jnp.take_along_axis(order, place, axis=1)
   of = lambda x: jnp.take_along_axis(x, some, axis=1)
   return group, of(row), of(token), jnp.sum(new, axis=1, dtype=jnp.int32)
-
-
-def _of_parents(pages: Any, parent: Int[Array, "P R"], R: int) -> Any:
-  """A page whose rows hold what their parents' rows held, in whatever page."""
-  row = jnp.arange(len(parent))[:, None] * R + parent % R
-  return jax.tree.map(lambda x: x[(parent // R).ravel(), row.ravel()], pages)

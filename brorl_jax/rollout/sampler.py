@@ -82,10 +82,13 @@ def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   if turned:
     pages = programs.turn_pages(spec, pages, decoding.progress.longest)
   *older, newest = pages
+  # As many pages as there can be: in front of these one that is not read.
+  count = (spec.pages - 1 if spec.turns else 0) - len(older)
+  unread = older[:1] or ([programs.cache(spec)] if count else [])
   newest, state, progress = programs.segment(
     spec,
     decoding.inputs,
-    _filled(spec, older),
+    (*unread * count, *older),
     np.int32(len(older)),
     newest,
     decoding.state,
@@ -106,15 +109,6 @@ def resized(decoding: OpenRollouts, spec: ProgramSpec) -> OpenRollouts:
   if not spec.blocks:  # a pool stays as it is
     pages = tuple(programs.moved(spec, page, row) for page in pages)
   return decoding._replace(spec=spec, pages=pages, state=state)
-
-
-def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
-  """As many pages as there can be: in front of these one that is not read."""
-  count = spec.pages - 1 if spec.turns else 0
-  if len(older) == count:
-    return tuple(older)
-  unread = older[0] if older else programs.cache(spec)
-  return (*[unread] * (count - len(older)), *older)
 
 
 def on_host(progress: DecodeProgress) -> DecodeProgress:

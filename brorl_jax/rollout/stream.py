@@ -234,7 +234,13 @@ def stream(
       rows, parts = shelf.rows(batch, held.prompts)
       for part in parts:
         if decoding is not None:
-          decoding = _read(decoding, part)
+          inputs = decoding.inputs
+          # Of the full size whatever is decoding: one program.
+          logits, prefix = read_more(
+            decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
+          )
+          inputs = inputs._replace(prefix=prefix)
+          decoding = decoding._replace(inputs=inputs, logits=logits)
           continue
         opened = open_shelf(program, params, part, key, each=each)
         inputs, logits, state, progress = opened
@@ -286,16 +292,6 @@ def _handed_out(
     jax.tree.map(lambda *x: np.concatenate(x), *prompts),
     jax.tree.map(lambda x: x[rows], out),
   )
-
-
-def _read(decoding: OpenRollouts, part: PromptPart) -> OpenRollouts:
-  """The same with more prompts on the shelf."""
-  inputs = decoding.inputs
-  # Of the full size whatever is decoding: one program.
-  logits, prefix = read_more(
-    decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
-  )
-  return decoding._replace(inputs=inputs._replace(prefix=prefix), logits=logits)
 
 
 def _admitted(

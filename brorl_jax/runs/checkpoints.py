@@ -161,7 +161,8 @@ class Store:
     if back is None:
       raise Unusable(f"{text}nor can an older one")
     others = [s for s in steps(self._directory) if s != step]
-    raise NoWayBack(f"{text}there are also: {_listed(others)}")
+    listed = ", ".join(map(str, others)) or "none"
+    raise NoWayBack(f"{text}there are also: {listed}")
 
   def check(self) -> None:
     """`wait`, but only for a save that is over, the first, or of several."""
@@ -395,13 +396,10 @@ def _find(directory: pathlib.Path, step: int | None) -> int:
   if not (saved := steps(directory)) or step not in (None, *saved):
     what = "checkpoint" if step is None else f"checkpoint {step}"
     raise NoWayBack(
-      f"there is no {what} in {directory}; there are: {_listed(saved)}"
+      f"there is no {what} in {directory}; there are: "
+      + (", ".join(map(str, saved)) or "none")
     )
   return saved[-1] if step is None else step
-
-
-def _listed(saved: list[int]) -> str:
-  return ", ".join(map(str, saved)) or "none"
 
 
 def _score(where: pathlib.Path) -> float | None:

@@ -7,9 +7,11 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+
+T = TypeVar("T")
 
 _PROC, _HERTZ = pathlib.Path("/proc"), os.sysconf("SC_CLK_TCK")
 # A step is worth a warning if it had fewer than this share of the cores that it
@@ -30,21 +32,17 @@ class Clock(NamedTuple):
   others: float = 0.0  # processor time of other programs on our cores
 
 
-class _Compiler:
-  """The time of compilation in this process while it is counted."""
-
-  wall = process = lowered = 0.0
-
-  def on_event(self, event: str, duration_secs: float, **_: Any) -> None:
-    """Called at the end of each phase; compilation starts after lowering."""
-    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
-      self.lowered = time.process_time()
-    if event == "/jax/core/compile/backend_compile_duration":
-      self.wall += duration_secs
-      self.process += time.process_time() - self.lowered
+# The time of compilation in this process while it is counted.
+_compiler = types.SimpleNamespace(wall=0.0, process=0.0, lowered=0.0)
 
 
-_compiler = _Compiler()
+def _on_event(event: str, duration_secs: float, **_: Any) -> None:
+  """Called at the end of each phase; compilation starts after lowering."""
+  if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+    _compiler.lowered = time.process_time()
+  if event == "/jax/core/compile/backend_compile_duration":
+    _compiler.wall += duration_secs
+    _compiler.process += time.process_time() - _compiler.lowered
 
 
 @contextlib.contextmanager
@@ -53,11 +51,11 @@ def counting() -> Iterator[None]:
 
   jax calls a listener for every program: registered while training needs it.
   """
-  jax.monitoring.register_event_duration_secs_listener(_compiler.on_event)
+  jax.monitoring.register_event_duration_secs_listener(_on_event)
   try:
     yield
   finally:
-    jax.monitoring.unregister_event_duration_listener(_compiler.on_event)
+    jax.monitoring.unregister_event_duration_listener(_on_event)
 
 
 def now() -> Clock:
@@ -150,15 +148,7 @@ def few_cores(scalars: Mapping[str, Any]) -> str | None:
   return f"other programs use the cores: {text} of {len(cores())}"
 
 
-class Once:
-  """A function without arguments that runs at most once, and its seconds."""
-
-  def __init__(self, function: Callable[[], Any]):
-    self._function, self._result, self.seconds = function, None, 0.0
-
-  def __call__(self) -> Any:
-    if self._result is None:
-      start = time.perf_counter()
-      self._result = self._function()
-      self.seconds = time.perf_counter() - start
-    return self._result
+def timed(function: Callable[..., T], *args: Any) -> tuple[T, float]:
+  """The result of a call, and its seconds."""
+  start = time.perf_counter()
+  return function(*args), time.perf_counter() - start

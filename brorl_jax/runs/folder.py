@@ -289,19 +289,15 @@ def here() -> dict[str, Any]:
   """The hardware and flags that may affect the last bits of a number."""
   flags = {name: os.environ.get(name, "") for name in _FLAGS}
   flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
+  found = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+  named = [x for x in found if x.startswith(("model name", "CPU part"))] or [""]
   return {
     "cpus": len(clock.cores()),
-    "processor": _processor(),
+    "processor": named[0].partition(":")[2].strip() or platform.processor(),
     "devices": dict(Counter(device.device_kind for device in jax.devices())),
     "processes": jax.process_count(),
     "flags": flags,
   }
-
-
-def _processor() -> str:
-  found = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
-  named = [x for x in found if x.startswith(("model name", "CPU part"))]
-  return named[0].partition(":")[2].strip() if named else platform.processor()
 
 
 def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:

@@ -168,7 +168,7 @@ class Examples:
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     train, held = read_files(self._c, own=own)
-    self.left_out = [*map(str, (*train.skipped, *held.skipped))]
+    self.left_out = [*train.skipped, *held.skipped]
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place

@@ -81,18 +81,17 @@ class Scorer:
     ]
 
   def texts(self, rollouts: types.Rollouts) -> list[list[str]]:
-    """The texts of all rollouts, [P][N]."""
-    pairs = zip(rollouts.tokens, rollouts.mask, strict=True)
-    return [self._texts(*of_prompt) for of_prompt in pairs]
-
-  def _texts(self, tokens: np.ndarray, mask: np.ndarray) -> list[str]:
-    """The texts of a group; equal responses are decoded once."""
-    ids = [
-      tuple(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)
-    ]
-    distinct = [*dict.fromkeys(ids)]
-    texts = dict(zip(distinct, self._examples.decode(distinct), strict=True))
-    return [texts[response] for response in ids]
+    """The texts of all rollouts, [P][N]. Equal ones of a group are decoded
+    once.
+    """
+    out = []
+    for group in zip(rollouts.tokens, rollouts.mask, strict=True):
+      rows = zip(*group, strict=True)
+      ids = [tuple(row[keep].tolist()) for row, keep in rows]
+      distinct = [*dict.fromkeys(ids)]
+      texts = dict(zip(distinct, self._examples.decode(distinct), strict=True))
+      out.append([texts[response] for response in ids])
+    return out
 
   def _ask(
     self, groups: Sequence[own.Group], step: int | None

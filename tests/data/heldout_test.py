@@ -4,7 +4,6 @@ from messages import refuses
 from brorl_jax.data.dataset import (
   Data,
   DataError,
-  Skipped,
   refuse_drawn,
   refuse_overlap,
   split,
@@ -77,7 +76,7 @@ def test_blanks_that_part_no_words_do_not_count(one, other, same):
 
 
 def test_repeats_and_skips_are_those_of_the_side():
-  skipped = [Skipped(Place("a.jsonl", 9), "", "blank")]
+  skipped = ["a.jsonl, line 9: blank"]
   twice = data(*MANY.examples[:100], *MANY.examples[:100], skipped=skipped)
   train, heldout = split(twice, one_in=4)
   assert train.repeats == len(train.examples) // 2 > 50

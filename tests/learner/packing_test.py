@@ -116,12 +116,12 @@ def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
   plan = packing.plan_blocks(source, distinct, some)
   # The 3 of one token join the 6 of two: 9 are 2 microbatches and one block,
   # which joins the 2 of four tokens.
-  count = {x: len(blocks) for x, blocks in plan.by_length.items()}
+  batches = plan.batches()
+  count = {b.mask.shape[-1]: int((b.weight > 0).sum()) for b in batches}
   assert count == {2: 8, 4: 3}
   assert plan.positions == 2 * 4 * (3 + 2) + 2 * 2 * (3 + 4)
   assert plan.positions == sum(
-    int(b.used) * (b.prompt[0].size + b.mask[0].size)
-    for b in plan.batches(source)
+    int(b.used) * (b.prompt[0].size + b.mask[0].size) for b in batches
   )
 
 
@@ -247,15 +247,13 @@ def test_rows_hold_what_fits_and_are_packed_closely():
   out, advantage = rollouts(kinds=12)
   distinct = distinct_of(out)
   plan = packing.plan_trees(source(out, advantage), distinct, (3, 32))
-  for row in plan.rows:
-    assert sum(tree.size[0] for tree in row) <= plan.tokens == 32
-    assert sum(tree.size[1] for tree in row) <= plan.targets
-    assert sum(len(tree.rollout) for tree in row) <= plan.responses
-  tokens = sum(tree.size[0] for row in plan.rows for tree in row)
-  assert len(plan.rows) <= 2 * tokens / 32 + 1  # first fit is no worse
-  micro = -(-len(plan.rows) // 3)
-  assert plan.positions == micro * 3 * 32
-  assert (plan.targets, plan.responses) == (64, 32)
+  (batch,) = plan.batches()
+  assert batch.trees is not None
+  tokens = (batch.trees.end > 0).sum(axis=-1)
+  assert (tokens > 0).sum() <= 2 * tokens.sum() / 32 + 1  # as first fit
+  assert plan.positions == batch.used * 3 * 32
+  shapes = batch.trees.token, batch.trees.target, batch.weight
+  assert [x.shape[1:] for x in shapes] == [(3, 32), (3, 64), (3, 32)]
 
 
 @pytest.mark.parametrize("slides", [True, tiers.at_night(False)])
@@ -316,7 +314,10 @@ def test_the_largest_trees_are_placed_first():
   one = alone([[[3] * n + [NO] * (5 - n)] for n in (3, 3, 5, 5)])
   distinct = [one.rollouts.distinct(p) for p in range(4)]
   plan = packing.plan_trees(one, distinct, (1, 8))
-  assert [[t.size[0] for t in row] for row in plan.rows] == [[5, 3], [5, 3]]
+  (batch,) = plan.batches()
+  assert batch.trees is not None
+  ends = batch.trees.end.reshape(8, 8)
+  assert ends[ends > 0].tolist() == [5, 5, 5, 5, 5, 8, 8, 8] * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from messages import mentions
 
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import report
-from brorl_jax.report import page
+from brorl_jax.report import compare, page
 
 
 def refusal(*workdirs):
@@ -154,5 +154,6 @@ def test_a_report_that_cannot_be_written_says_what_to_do(
     raise OSError(number, os.strerror(number), "report/x.png")
 
   monkeypatch.setattr(page, "page", fails)
+  monkeypatch.setattr(compare, "numbers", dict)
   with pytest.raises(kind, match=r"cannot be written: report/x\.png: .* again"):
-    report.write({}, tmp_path / "report")
+    report.publish([], tmp_path)

@@ -70,7 +70,7 @@ def test_all_lanes_hold_their_prompt_once():
   [
     ({}, False, 12 * 4),
     ({"dtype": "bfloat16"}, False, 12 * 2),
-    ({"dtype": "bfloat16"}, True, 12 * 4),  # see Policy.cache_dtype
+    ({"dtype": "bfloat16"}, True, 12 * 4),  # see Policy.page
     ({"int8_cache": True}, True, 12 + 6 * 4),
     ({"int8_cache": True, "dtype": "bfloat16"}, False, 12 + 6 * 4),
   ],

@@ -443,8 +443,8 @@ def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
   "machine, dtype", [(CPU, "float32"), (GPU, "bfloat16"), (TPU, "bfloat16")]
 )
 def test_a_machine_decides_for_a_new_run(machine, dtype):
-  c = resolve.with_dtype(auto(n=16), machine)
-  assert c == one_step.config(n=16, dtype=dtype)
+  this = resolve.resolve(auto(), described(machine))
+  assert this.config.policy.dtype == this.policy.dtype == dtype
 
 
 @pytest.fixture
