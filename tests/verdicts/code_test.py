@@ -160,8 +160,8 @@ print(n * n)
 
 
 def test_a_test_has_its_time_and_all_have_theirs(jail):
-  tests = squares(4)  # 0.4 s
-  assert outcome(COMPUTES, tests, jail, test_s=0.3, total_s=9.0)[0] == "pass"
+  tests = squares(8)  # 0.8 s
+  assert outcome(COMPUTES, tests, jail, test_s=0.7, total_s=9.0)[0] == "pass"
   late = ("fail", 0.0, "time-out")
   assert outcome(COMPUTES, tests, jail, test_s=0.05, total_s=9.0) == late
   assert outcome(COMPUTES, tests, jail, test_s=0.3, total_s=0.2) == late
