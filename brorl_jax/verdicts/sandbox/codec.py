@@ -136,6 +136,8 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
     return ["c", value.real.hex(), value.imag.hex()]
   if kind is bytes:
     return ["b", value.hex()]
+  if tuple in kind.__bases__ and kind.__eq__ is tuple.__eq__:
+    kind = tuple  # of named items
   if kind is list or kind is tuple:
     return ["l" if kind is list else "t", *_encode_all(value, depth, left)]
   if kind is set or kind is frozenset:
