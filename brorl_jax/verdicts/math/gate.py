@@ -183,8 +183,11 @@ def _ascii(text: str) -> tuple[str, str]:
 
 
 def _counted(bare: str, table: _Table) -> str:
-  found = (why for what, n, why in table if len(re.findall(what, bare)) >= n)
-  return next(found, "")
+  for what, n, why in table:
+    find = re.compile(what)  # few match once, which search tells sooner
+    if find.search(bare) and (n == 1 or len(find.findall(bare)) >= n):
+      return why
+  return ""
 
 
 def _brackets(bare: str) -> str:
@@ -243,6 +246,8 @@ def _exponent(bare: str, start: int) -> tuple[str, int]:
 
 
 def _factorials(bare: str) -> str:
+  if "!" not in bare and "\\" not in bare:
+    return ""
   # `(n-1)!` may stay, for what is in the bracket is small.
   bare = _SMALL_FACTORIAL.sub(" ", bare)
   if re.search(r"![\s!]*!|[)\]}]\s*!|\d{5}\s*!", bare) or bare.count("!") > 3:
