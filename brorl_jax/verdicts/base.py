@@ -109,6 +109,7 @@ _THINKING = {f"<{name}>": f"</{name}>" for name in _NAMES} | {
 _PAIRS = {tag: pair for pair in _THINKING.items() for tag in pair}
 # An expression takes 60 times as long if not all that it finds begin alike.
 _TAG = re.compile("|".join(re.escape(tag) for tag in _PAIRS if "<" in tag))
+_OTHER_TAGS = [tag for tag in _PAIRS if "<" not in tag]
 
 
 def after_thinking(response: str) -> str:
@@ -116,7 +117,7 @@ def after_thinking(response: str) -> str:
   # The kind of tag that comes first counts: a thought may mention others.
   found = _TAG.search(response)
   first, start = (found[0], found.start()) if found else ("", len(response))
-  for tag in ("[THINK]", "[/THINK]", "◁think▷", "◁/think▷"):
+  for tag in _OTHER_TAGS:
     if (at := response.find(tag, 0, start)) >= 0:
       first, start = tag, at
   opens, closes = _PAIRS.get(first, ("", ""))

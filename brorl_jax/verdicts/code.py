@@ -276,8 +276,9 @@ def _run(
   # Decided before any test runs: to be run again would tell a program which
   # answer was wrong.
   widest = 4 * max(map(len, tests.job.get("inputs", [""]))) + output_bytes
-  most = 1 if _leaves(program) else min(_TOGETHER, _STREAMS // widest)
-  ended = run(slice(count), max(1, most), left)
+  alone = tests.mode == "stdio" and _leaves(program)
+  most = 1 if alone else max(1, min(_TOGETHER, _STREAMS // widest))
+  ended = run(slice(count), most, left)
   if tests.mode == "check" or ended.reason not in ("", _KILLED):
     return ended
   if ended.cpu_s > limits.test_s and count > 1:
@@ -304,7 +305,8 @@ _MOST_NAMES = 64  # more would take long to look for
 
 def _leaves(program: str) -> bool:
   """Whether a program may leave something behind, judged by its text."""
-  names = {*re.findall(r"\w++", " ".join(_IMPORTED.findall(program)))}
+  # Sorted: programs that import the same share a compiled expression.
+  names = sorted({*re.findall(r"\w++", " ".join(_IMPORTED.findall(program)))})
   owner = rf"\b(?!sys\.std(?:in|out|err)\b)(?:{'|'.join(names)})"
   change = rf"{owner}\.[\w.]{{1,99}}+ *+[^\w\s=!<>()\[\],.:]*+=(?!=)"
   return bool(
