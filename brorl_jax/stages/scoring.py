@@ -85,12 +85,15 @@ class Scorer:
     once.
     """
     out = []
-    for group in zip(rollouts.tokens, rollouts.mask, strict=True):
-      rows = zip(*group, strict=True)
-      ids = [tuple(row[keep].tolist()) for row, keep in rows]
-      distinct = [*dict.fromkeys(ids)]
-      texts = dict(zip(distinct, self._examples.decode(distinct), strict=True))
-      out.append([texts[response] for response in ids])
+    for tokens, mask in zip(rollouts.tokens, rollouts.mask, strict=True):
+      # With the length: 0 may be a real token.
+      rows = np.c_[np.where(mask, tokens, 0), mask.sum(axis=1)]
+      _, first, of = np.unique(
+        rows, axis=0, return_index=True, return_inverse=True
+      )
+      distinct = [tokens[n][mask[n]].tolist() for n in first]
+      texts = self._examples.decode(distinct)
+      out.append([texts[k] for k in of.ravel()])
     return out
 
   def _ask(

@@ -61,6 +61,9 @@ _PARAMETERS = "use (response, example, step) or (responses, example, step)"
 # A step may sum the squares of 10^9 tokens' rewards in float32, up to 3.4e38.
 _MOST_REWARD = 1e12
 _IN_A_ROW = 8  # give up after this many calls without an answer
+# Seconds of work that a process is given at once: a question and its answer
+# take .3 ms, which is most of what a quick function needs.
+_AT_ONCE_S = 0.02
 _LOAD_S = 600.0  # a module may load a model
 _MAX_REPLY = 1 << 30  # bytes
 _ENVIRONMENT = {
@@ -345,7 +348,7 @@ class Rewards:
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
-    self._in_a_row = 0
+    self._in_a_row, self._each_s = 0, _AT_ONCE_S  # for one response
     try:
       self.whole = self._workers[-1].load()
     except Failed as error:
@@ -398,13 +401,24 @@ class Rewards:
     if self.whole[which]:
       return submit(texts).result
     # Equal responses are scored once.
-    calls = {text: submit([text]) for text in dict.fromkeys(texts)}
-    return lambda: [calls[text].result()[0] for text in texts]
+    distinct = [*dict.fromkeys(texts)]
+    size = max(int(_AT_ONCE_S / self._each_s), 1)
+    starts = range(0, len(distinct), size)
+    calls = [submit(distinct[i : i + size]) for i in starts]
+
+    def wait() -> list[TimedVerdict]:
+      found = [one for call in calls for one in call.result()]
+      of = dict(zip(distinct, found, strict=True))
+      return [of[text] for text in texts]
+
+    return wait
 
   def _call(
     self, which: int, responses: Sequence[str], example: str, step: int | None
   ) -> list[TimedVerdict]:
-    worker, begin = self._idle.get(), time.monotonic()
+    worker, begin, failed = self._idle.get(), time.monotonic(), False
+    # After a failure each of several responses is asked for alone.
+    one = self.whole[which] or len(responses) == 1
     try:
       if self._in_a_row >= _IN_A_ROW:
         raise Failed(f"no answer {_IN_A_ROW} times in a row; not called again")
@@ -412,12 +426,16 @@ class Rewards:
       self._in_a_row = 0
     except Failed as error:
       worker.close()
-      self._replaced[str(error)] += 1
-      self._in_a_row += 1
+      failed = True
       found = [_invalid(str(error))] * len(responses)
+      self._replaced[str(error)] += one
+      self._in_a_row += one
     finally:
       self._idle.put(worker)
     each = (time.monotonic() - begin) / max(len(found), 1)
+    if failed and not one:
+      return [self._call(which, [r], example, step)[0] for r in responses]
+    self._each_s = each
     return [TimedVerdict(verdict, each) for verdict in found]
 
 
@@ -505,7 +523,10 @@ def _work(link: int, names: Sequence[str]) -> None:
   hello = fault, digests, [f.whole for f in functions]
 
   def answer(question: Any) -> list[Any]:
-    which, *asked = question
-    return [*map(dataclasses.astuple, verdicts(functions[which], *asked))]
+    which, said, *rest = question
+    function = functions[which]
+    calls = [said] if function.whole else [[response] for response in said]
+    found = [one for call in calls for one in verdicts(function, call, *rest)]
+    return [*map(dataclasses.astuple, found)]
 
   process.serve(link, hello, answer, reply_bytes=_MAX_REPLY)

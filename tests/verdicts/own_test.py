@@ -393,6 +393,40 @@ def test_hangs_now_and_then_do_not_end_a_run(file, monkeypatch):
   assert [v.status for v in found] == ["pass", "invalid"] * 3 + ["pass"]
 
 
+def test_quick_responses_are_asked_together_and_one_that_hangs_is_late_alone(
+  file, tmp_path
+):
+  file(
+    "import os, pathlib, time\n"
+    f"log = pathlib.Path({str(tmp_path / 'pids')!r}).open('a', buffering=1)\n"
+    "def score(response, example):\n"
+    "  log.write(f'{os.getpid()} {response}\\n')\n"
+    "  example['prompt'] += 'x'  # unseen by the next call\n"
+    "  if response == 'hang':\n"
+    "    time.sleep(600)\n"
+    "  if response == 'die':\n"
+    "    os._exit(1)\n"
+    "  return len(response) / len(example['prompt'])\n"
+  )
+  said = ["a", "hang", "bb", "die", "a", "ccc"] + [str(i) for i in range(50)]
+  with own.Rewards(["mine.py:score"], workers=1, timeout_s=2.0) as some:
+    asked = example()
+    warm = some.score([own.Group([*"1234"], asked)] * 3, step=1)
+    assert {one.verdict.score for row in warm for one in row} == {
+      2 / (1 + len(asked.question)) / 2
+    }
+    [found] = some.score([own.Group(said, asked)], step=1)
+    assert sum(some.replaced().values()) == 2
+  bad = {"hang": "no answer in 2 s", "die": "the process died"}
+  for text, one in zip(said, found, strict=True):
+    if text in bad:
+      assert one.verdict.status == "invalid"
+    else:
+      assert one.verdict.score == len(text) / (1 + len(asked.question))
+  tried = (tmp_path / "pids").read_text().split()[1::2]
+  assert tried.count("hang") == 2 and tried.count("a") == 2  # together, alone
+
+
 def alive(pid):
   try:
     return "State:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
