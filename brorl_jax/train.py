@@ -271,9 +271,8 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
     rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
-  expected = dynamic_sampling.expected_pass_rates(groups)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)
     times |= {f"time/rollout_s/{process}": s for process, s in each}
-  return {**seen, **expected, **times}
+  return {**seen, **times}

@@ -2,26 +2,32 @@ r"""BroRL: N = 512 rollouts per prompt.
 
   python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
 
-trains the embedded policy that answers step by step on a laptop, 8 kept prompts
-per step. `configs/n512.py:1p5b` is the paper's run, 128 kept prompts per step,
-and `configs/n512.py:8b` a larger one. `configs/n512.py:tiny` answers at once.
-See `presets.py`.
+trains an embedded policy on 128 hard prompts, 4 per step, with advantages that
+weigh by counts (MaxRL). `python -m launch.wall.report launch/wall/results.json
+--run=runs/n512` then shows it beside N = 16 and rollouts by need; `need.py` is
+what we recommend.
 
-Cost: 22 steps, 94,000 rollouts, 6 minutes, 325 to 357 CPU-seconds and those of
+`configs/n512.py:1p5b` is the paper's run, 128 kept prompts per step, and
+`configs/n512.py:8b` a larger one. `configs/n512.py:tiny` answers at once. See
+`presets.py`.
+
+`configs/n512.py:steps` trains the embedded policy that answers step by step, 8
+kept prompts per step. Its puzzles share rules, and N = 16 reaches more in less
+time: 22 steps, 94,000 rollouts, 6 minutes, 325 to 357 CPU-seconds and those of
 compilation and evaluations (2 cores of an AMD EPYC, jax 0.10.2, 2026-11-27),
 2.7 GB. Result of seeds 0 to 2: held-out pass@1 .256 -> .466, .262 -> .482 and
-.242 -> .453, +- .056 each; 96 % of prompts kept. `n16.py` reaches more in less
-time here. A learning rate of 1e-4 reached .471 where 3e-4 reached .482, and
-1e-3 ended at .131 (seed 7). The paper's model size has not been run.
+.242 -> .453, +- .056 each; 96 % of prompts kept. A learning rate of 1e-4
+reached .471 where 3e-4 reached .482, and 1e-3 ended at .131 (seed 7). The
+paper's model size has not been run.
 """
 
 from brorl_jax.configs import base, presets
 
 
-def get_config(preset: str = "steps"):
+def get_config(preset: str = "hard"):
   c = base.get_config()
   c.sampling.n = 512  # stated
   c.sampling.samples = 128 * 512  # stated
-  c.run.steps = 22  # six minutes on two cores
+  c.run.steps = 22  # of `steps`: six minutes on two cores
   presets.apply(c, preset)
   return c

@@ -1,22 +1,27 @@
 """Policies for a run: one of the embedded ones, or a language model of the hub.
 
+  hard    an embedded policy on 128 prompts, each with an answer of its own that
+          it gives once in 30 to 1,000 times
   steps   the embedded policy that writes its steps, on puzzles that need them
   tiny    the embedded policy that answers at once; all defaults of base.py
   1p5b, 8b
 
 Not an experiment: n512.py:1p5b and n16.py:8b name a preset. A preset does not
-change N, and `steps` alone changes the samples of the config. Comments mark the
+change N; `hard` and `steps` change the samples of the config. Comments mark the
 values that the paper does not state.
 """
 
+import pathlib
 from typing import Any
 
 import ml_collections
 
+from brorl_jax import config
 from brorl_jax.configs.dials import DIALS
 from brorl_jax.verdicts.base import MADE
 
-NAMES = ("steps", "tiny", "1p5b", "8b")
+HARD = pathlib.Path(config.__file__).parents[1] / "assets" / "hard"
+NAMES = ("hard", "steps", "tiny", "1p5b", "8b")
 _BY_LUCK = ("base_conversion", "path_star")  # tasks too hard for `steps`
 _FEWER = 16  # times: responses of the preset `steps` are that much longer
 
@@ -27,7 +32,9 @@ def apply(c: Any, name: str) -> None:
     raise ValueError(
       f"preset {name!r} does not exist; choose {', '.join(NAMES)}"
     )
-  if name == "steps":
+  if name == "hard":
+    _hard(c)
+  elif name == "steps":
     _steps(c)
   elif name != "tiny":
     _language_model(c)
@@ -38,6 +45,33 @@ def apply(c: Any, name: str) -> None:
   if name == "8b":
     c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
     c.devices.mesh_tensor = 4  # half a node of GPUs, one host of a TPU
+
+
+def _hard(c: Any) -> None:
+  c.policy.checkpoint = "embedded:hard"
+  c.data.files = (str(HARD / "hard.jsonl"),)
+  c.data.heldout_files = (str(HARD / "heldout.jsonl"),)
+  c.reward.verifier = ("brorl_jax.configs.match:score",)
+  c.data.prompt_tokens, c.sampling.max_new_tokens = 10, 4
+  c.sampling.samples = 16 * 512 if c.sampling.rounds else 2048
+  # Weighs by counts: the rarer right answers are, the more each one counts.
+  c.advantage.kind = "maxrl"
+  # Every group is trained on, in one update and without a KL term: what differs
+  # between values of N is N, and the rate, tuned for each by factors of 2.
+  c.filter.keep = "all"
+  c.optim.lr = 2.0 ** (-11.5 if c.sampling.n == 16 else -11)
+  c.run.steps = 350 if c.sampling.n == 16 else 1200
+  if c.sampling.rounds:  # of at most 8,192 rollouts a step takes some 900
+    c.optim.lr, c.run.steps = 2.0**-10, 1050
+  c.optim.minibatches = 1
+  c.optim.warmup = 2
+  c.reference.kl_weight = 0.0
+  c.sampling.in_flight = 0
+  c.theory.prompts = 0
+  # Measures what is trained: pass@1 at temperature 1.
+  c.eval.temperature, c.eval.top_p = 1.0, 1.0
+  c.eval.every = c.run.save_every = c.run.steps // 7
+  c.run.keep_checkpoints = 100  # of 2 MB: probabilities are read from them
 
 
 def _steps(c: Any) -> None:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh machine to a trained policy: environment, installation, main job.
+# From a fresh machine to a trained policy: environment, installation, main job,
+# and a table of what N = 512 buys.
 #
 #   bash launch/quickstart.sh                       configs/n512.py into runs/n512
 #   bash launch/quickstart.sh --config.run.steps=5      any flag of brorl_jax.main
@@ -13,6 +14,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare requirements.txt
 workdir="$(absolute "${WORKDIR:-$root/runs/n512}")"
 cd "$root"
-say "python -m brorl_jax.main --config=configs/n512.py --workdir=$workdir${*:+ $*}"
+say "python -m launch.wall.first --config=configs/n512.py --workdir=$workdir${*:+ $*}"
 # exec: a SIGTERM meant for the job reaches it.
-exec "$python" -m brorl_jax.main --config=configs/n512.py --workdir="$workdir" "$@"
+exec "$python" -m launch.wall.first --config=configs/n512.py --workdir="$workdir" "$@"

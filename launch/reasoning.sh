@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What n512.py teaches: the run, then the same policy before and after it, with 512
+# What n512.py:steps teaches: the run, then the same policy before and after it, with 512
 # samples of each held-out prompt, on harder puzzles, and answering at once.
 #
 #   bash launch/reasoning.sh
@@ -33,10 +33,10 @@ evaluate() {
   done
 }
 
-brorl --config=configs/n512.py --workdir="$run"
+brorl --config=configs/n512.py:steps --workdir="$run"
 evaluate harder harder.py
-evaluate at-once n512.py --config.data.domains.gym.instruction="Answer at once."
-evaluate n512-of-512 n512.py --config.eval.n=512
+evaluate at-once n512.py:steps --config.data.domains.gym.instruction="Answer at once."
+evaluate n512-of-512 n512.py:steps --config.eval.n=512
 for name in harder at-once; do
   "$python" -m brorl_jax.main --mode=report --workdir="$workdir/$name-end" \
     --workdir="$workdir/$name-start"

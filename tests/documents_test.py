@@ -182,10 +182,8 @@ def test_the_glossary_has_every_metric_and_no_other(run):
   names = glossary("Metrics")
   assert len(set(names)) == len(names)
   # One row stands for the metrics of all tasks, and of all bins.
-  written = {
-    re.sub("^(reward/by_task/|sampling/rate_share/).*", r"\1", k) for k in line
-  }
-  one = {"reward/by_task/": "TASK", "sampling/rate_share/": "BIN"}
+  written = {re.sub("^(reward/by_task/).*", r"\1", k) for k in line}
+  one = {"reward/by_task/": "TASK"}
   written = {name + one.get(name, "") for name in written}
   written.add("time/rollout_s/PROCESS")  # of several
   missing, gone = written - set(names), set(names) - written

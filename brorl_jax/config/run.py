@@ -98,9 +98,9 @@ class PolicyConfig(Section):
   checkpoint: str = setting(
     "",
     "Hugging Face directory or name of a model on the hub. Embedded are '', "
-    "which answers at once in at most 6 tokens, and 'embedded:steps', which "
-    "writes its steps first. --mode=evaluate and --mode=export accept a run "
-    "folder or one of its checkpoints.",
+    "which answers at once in at most 6 tokens, 'embedded:steps', which writes "
+    "its steps first, and 'embedded:hard', which guesses. --mode=evaluate and "
+    "--mode=export accept a run folder or one of its checkpoints.",
   )
   chat_template: str = setting(
     "",

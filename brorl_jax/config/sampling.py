@@ -38,42 +38,6 @@ class FamilyConfig(Section):
   settings: Mapping[str, Any] = setting({}, "Arguments of the generator.")
 
 
-# Prompts have at most 40 tokens and answers at most 5: a policy of half a
-# million parameters learns these puzzles in minutes.
-_FAMILIES: dict[str, FamilyConfig] = {
-  name: FamilyConfig(settings=settings)
-  for name, settings in {
-    "letter_counting": dict(min_words=2, max_words=3),
-    "count_primes": dict(min_n=1, max_n=50),
-    "leg_counting": dict(
-      min_animals=1, max_animals=2, min_instances=1, max_instances=3
-    ),
-    "gcd": dict(min_value=1, max_value=40),
-    "basic_arithmetic": dict(
-      min_terms=2,
-      max_terms=3,
-      min_digits=1,
-      max_digits=1,
-      operators=["+", "-", "*"],
-      allow_parentheses=False,
-      allow_negation=False,
-    ),
-    "number_sequence": dict(
-      min_terms=4, max_terms=5, min_value=-10, max_value=10, max_complexity=1
-    ),
-    "spell_backward": dict(min_word_len=3, max_word_len=4),
-    "simple_equations": dict(
-      min_terms=2,
-      max_terms=2,
-      min_value=1,
-      max_value=10,
-      operators=["+", "-"],
-      operators_weights=[0.5, 0.5],
-    ),
-  }.items()
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
   """Files, generated puzzles, and the longest prompt."""
@@ -127,7 +91,9 @@ class DataConfig(Section):
     "defaults from brorl_jax/verdicts/.",
   )
   families: Mapping[str, FamilyConfig] = setting(
-    _FAMILIES, "Relative share and generator settings of each puzzle task."
+    {},
+    "Share and generator settings of each puzzle task; configs/base.py has "
+    "those of an embedded policy.",
   )
 
   def rules(self) -> Iterator[Rule]:
@@ -175,9 +141,9 @@ class Sampling(Section):
     phased=True,
   )
   stop_wrong: int = setting(
-    4,
+    0,
     "Wrong rollouts after which a prompt of rounds stops. 0: a prompt that is "
-    "always right ends with its first round.",
+    "always right ends with its first round; no advantage has a use for it.",
     unit="rollouts",
     phased=True,
   )

@@ -330,6 +330,9 @@ class Recorder:
       "summary": summary,
     }
     self._curve.write(line)
+    first = next(lines.each_line(self.workdir / "eval" / "curve.jsonl"), line)
+    if step and (why := inversion(first, line)) is not None:
+      self.event(step, {"event": "inversion", "why": why})
     scalars = {f"eval/pass_at_1/{k}": x for k, x in by_family.items()}
     scalars["eval/pass_at_1"] = mean
     short, text = pair(found, _LINE), pair(found, _TEXT)
@@ -375,6 +378,27 @@ class Recorder:
     elif status or self._began < self.c.run.steps:
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
+
+
+def inversion(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+  """Both changes, if more held-out responses are right and fewer prompts have a
+  right one, each outside the 95 % interval of the same prompts; else None.
+  """
+  rates = [np.array(line["rates"]) for line in (first, now)]
+  if len(rates[0]) < 2 or len(rates[0]) != len(rates[1]):
+    return None
+  solved = [1.0 * (rate > 0.0) for rate in rates]
+  rise, rise_half = stats.mean_interval(rates[1] - rates[0])
+  fall, fall_half = stats.mean_interval(solved[0] - solved[1])
+  if rise <= rise_half or fall <= fall_half:
+    return None
+  n = now["summary"]["all"]["samples"]
+  return (
+    f"pass@1 rose from {rates[0].mean():.3f} to {rates[1].mean():.3f}, but "
+    f"prompts with a right one of {n} fell from {solved[0].mean():.3f} to "
+    f"{solved[1].mean():.3f}; configs/need.py, or a larger sampling.n with "
+    "advantage.kind = 'maxrl', keeps more"
+  )
 
 
 def samples(

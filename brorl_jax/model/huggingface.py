@@ -35,7 +35,9 @@ INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Constants that transformers 4 and before wrote beside the weights.
 _COMPUTED = ".rotary_emb.inv_freq"
-EMBEDDED = {"": ASSETS, "embedded:steps": ASSETS / "steps"}
+EMBEDDED = {"": ASSETS} | {
+  f"embedded:{name}": ASSETS / name for name in ("hard", "steps")
+}
 
 
 def locate(checkpoint: str) -> pathlib.Path:
@@ -51,7 +53,7 @@ def locate(checkpoint: str) -> pathlib.Path:
   if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint):
     raise ValueError(
       f"checkpoint {checkpoint!r} is not a directory; give one, the hub "
-      "name of a model, organisation/name, or embedded:steps"
+      "name of a model, organisation/name, embedded:hard or embedded:steps"
     )
   # Not every *.safetensors: some hold the same weights twice.
   wanted = ["config.json", "model*.safetensors", INDEX, *FILES]

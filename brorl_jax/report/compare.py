@@ -12,6 +12,7 @@ import numpy as np
 from brorl_jax.evaluate import NUMBER
 from brorl_jax.report import stats
 from brorl_jax.report.load_runs import MOST_SAMPLES, Json, LoadedRun, Value
+from brorl_jax.rl import advantages
 
 # Runs are compared at the largest cost that all of them reached.
 EQUAL = {
@@ -30,7 +31,7 @@ CURVES = {
   "length": "rollout/length_mean",
   "kl": "policy/kl_ref",
   "kept": "sampling/pass_rate",
-  "alive": "sampling/rate_share/none",  # 1 minus it
+  "alive": "sampling/missed",  # 1 minus it
 }
 _HOUR = 3600.0  # seconds
 _LONGEST = 300  # characters of an event
@@ -101,6 +102,7 @@ def _run(run: LoadedRun) -> dict[str, Any]:
     "finished": done == wanted == last if training else True,
     "throughput": _throughput(run.metrics),
     "curves": _curves(run.metrics, spent),
+    "which_n": _which_n(run, config),
     "events": [
       {**{k: e[k] for k in ("step", "time", "event")}, "what": _what(e)}
       for e in run.events
@@ -113,6 +115,24 @@ def _run(run: LoadedRun) -> dict[str, Any]:
       }
       for e in run.evaluations
     ],
+  }
+
+
+def _which_n(run: LoadedRun, config: Json) -> dict[str, Any] | None:
+  """What N its advantages want, by the last visit to each prompt: at most 1,024
+  of them, the newest. None without visits, or with a user's own advantages.
+  """
+  visits = sorted(run.visits, key=lambda x: x["step"])[-1024:]
+  kind = config.get("advantage.kind")
+  if not visits or kind not in advantages.ADVANTAGES:
+    return None
+  drawn, right = (np.array([x[k] for x in visits]) for k in ("drawn", "right"))
+  return {
+    **{"kind": kind, "prompts": len(visits), "drawn": int(drawn.max())},
+    "won": int((2 * right > drawn).sum()),
+    "missed": int((right == 0).sum()),
+    "n": stats.protecting_n(kind, right, drawn),
+    "maxrl": stats.protecting_n("maxrl", right, drawn),
   }
 
 

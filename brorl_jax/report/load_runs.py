@@ -53,6 +53,7 @@ class LoadedRun:
   about: Json = dataclasses.field(default_factory=dict)  # config.json
   events: Sequence[Json] = ()  # lines of events.jsonl
   samples: Sequence[Json] = ()  # the newest of samples.jsonl
+  visits: Sequence[Json] = ()  # of visits.jsonl, the last of each prompt
 
   @property
   def seed(self) -> int | None:
@@ -114,11 +115,12 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     step = "" if policy.get("step") is None else f", step {policy['step']}"
     evaluated = f"{pathlib.Path(source).name}{step}"
   evaluations, prompts = _evaluations(records, steps)
-  samples, events = (
+  samples, events, visits = (
     _each(file, check) if (file := path / source).exists() else ()
     for source, check in (
       ("samples.jsonl", _line(("step", "tokens", "reward"), _TEXTS)),
       ("events.jsonl", _line(("step",), ("event", "time"))),
+      ("visits.jsonl", _line(("step", "drawn", "right"), ("id",))),
     )
   )
   versions = about.get("versions", {}).items()
@@ -137,6 +139,7 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     about=about,
     events=[*events],
     samples=[*collections.deque(samples, maxlen=MOST_SAMPLES)],
+    visits=[*{one["id"]: one for one in visits}.values()],
   )
 
 

@@ -91,3 +91,43 @@ def _ratio(x: float, y: float) -> float:
   if x == 0:
     return 0.0
   return x / y if y else math.copysign(math.inf, x)
+
+
+def coefficient(
+  kind: str, p: Float[np.ndarray, " P"], n: int | float
+) -> Float[np.ndarray, " P"]:
+  """How much a prompt counts in an expected update, by its pass rate p.
+
+    c(p) = E[1/N sum of A[p,n] over right rollouts n]
+
+    maxrl     1 - p - (1 - p)^N           grows with N up to 1 - p
+    grpo      E sqrt(K (N - K)) / N       about p sqrt(N) below 1 / N
+    others    p (1 - p)                   N decides only the noise
+
+  Those of the others have a factor that is the same for all prompts. `n` may be
+  infinite.
+  """
+  if kind == "maxrl":
+    return 1.0 - p - (1.0 - p) ** n
+  if kind != "grpo" or n == np.inf:
+    return np.sqrt(p * (1.0 - p)) if kind == "grpo" else p * (1.0 - p)
+  k, p = np.arange(1.0, n + 1), np.clip(p, 1e-12, 1.0 - 1e-12)[:, None]
+  ways = np.cumsum(np.log((n - k + 1) / k))
+  chance = np.exp(ways + k * np.log(p) + (n - k) * np.log1p(-p))
+  return chance @ np.sqrt(k * (n - k)) / n
+
+
+def protecting_n(
+  kind: str, right: Int[np.ndarray, " P"], drawn: Int[np.ndarray, " P"]
+) -> int | None:
+  """The smallest power of 2 with which nine prompts in ten have half of their
+  coefficient with unlimited N; None if it is above what was drawn.
+
+  `right` of `drawn` rollouts of each prompt were right. A prompt with none may
+  need any N.
+  """
+  p = right / drawn
+  half = coefficient(kind, p, np.inf) / 2.0
+  some = lambda n: (p > 0.0) & (coefficient(kind, p, n) >= half)
+  tried = (2**i for i in range(1, int(drawn.max()).bit_length()))
+  return next((n for n in tried if some(n).mean() >= 0.9), None)

@@ -240,6 +240,8 @@ ADVANTAGES: dict[str, Callable[..., Array]] = {
     reward, valid, k=k
   ),
 }
+
+
 # These whiten: they take how much each rollout counts in that, as `weight`.
 WHITENED = ("tokens", "trajectories")
 

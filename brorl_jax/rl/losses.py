@@ -11,6 +11,7 @@ run may choose.
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
@@ -239,19 +240,7 @@ LOSSES = {
 }
 
 
-def ppo_clip(
-  logp: Float[Array, "B T"],
-  logp_old: Float[Array, "B T"],
-  advantage: Float[Array, " B"],
-  mask: Bool[Array, "B T"],
-  *,
-  clip_low: float,
-  clip_high: float,
-  **how: Any,
-) -> tuple[Mean, PpoStats]:
-  """`policy_loss` of `LOSSES["ppo"]`; `how` is its `weight` or `correction`."""
-  how |= dict(clip_low=clip_low, clip_high=clip_high)
-  return policy_loss(LOSSES["ppo"], logp, logp_old, advantage, mask, **how)
+ppo_clip = functools.partial(policy_loss, LOSSES["ppo"])
 
 
 def kl_k2(

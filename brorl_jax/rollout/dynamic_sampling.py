@@ -13,19 +13,16 @@ import collections
 import concurrent.futures as futures
 import contextlib
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
 from brorl_jax.many import processes
-from brorl_jax.rl import filtering
 from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 
 # Draws of this process, as many as of any other: a board for each.
@@ -405,37 +402,3 @@ def check_invalid(responses: Iterable[ScoredResponse]) -> None:
     f"verifiers failed on {len(failed)} of {len(every)} responses, and at most "
     f"{MAX_INVALID:.0%} may fail; most often ({count}) on {task}: {reason}"
   )
-
-
-def expected_pass_rates(groups: Groups) -> dict[str, float | None]:
-  """The share of prompts that binary rewards are expected to keep.
-
-  `pass_rate_predicted` is too low on average, see
-  `filtering.expected_pass_rate`. `pass_rate_at_16` is unbiased, for groups of
-  16; null if a group has fewer rollouts.
-  """
-  right = groups.right.sum(axis=1).tolist()
-  drawn = groups.rollouts.drawn.sum(axis=1).tolist()
-  rates = [
-    [table if table is None else table[c] for table in _pass_rates(n)]
-    for c, n in zip(right, drawn, strict=True)
-  ]
-  predicted, at_16 = zip(*rates, strict=True)
-  unbiased = None if None in at_16 else float(np.mean(at_16))
-  return {
-    "sampling/pass_rate_predicted": float(np.mean(predicted)),
-    "sampling/pass_rate_at_16": unbiased,
-  }
-
-
-@functools.lru_cache
-def _pass_rates(N: int) -> tuple[np.ndarray, np.ndarray | None]:
-  """Both rates of a prompt with 0 to N right rollouts."""
-  # A table of N + 1 entries: its shape does not change with the number of
-  # prompts. An array per step compiled a program per step (.4 s and 30 MB).
-  right = jnp.arange(N + 1)[:, None]
-  predicted = lambda c: filtering.expected_pass_rate(c / N, N)
-  at_16 = lambda c: filtering.pass_rate_at(16, c, N)
-  # Under jit one program each; op by op there are 28, 10 ms each to load.
-  of_all = lambda rate: np.asarray(jax.jit(jax.vmap(rate))(right))
-  return of_all(predicted), of_all(at_16) if N >= 16 else None

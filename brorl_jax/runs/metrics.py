@@ -21,6 +21,7 @@ from brorl_jax.runs.lines import each_line as each_line
 from brorl_jax.runs.lines import read_lines as read_lines
 from brorl_jax.types import Groups, Rollouts, Scores
 
+_SAYS_EVERY_S = 1.0  # at most: a run may take ten steps a second
 # Metrics shown on the terminal; the files have all of them.
 _SHOWN = {
   "reward/mean": "reward",
@@ -29,8 +30,6 @@ _SHOWN = {
   "rollout/tokens_per_s": "tokens/s",
   "eval/pass_at_1": "held-out pass@1",
 }
-# Percent: the upper ends of the bins of sampling/rate_share.
-RATE_EDGES = (1, 3, 10, 30, 50, 70, 90, 97, 99, 100)
 
 
 class Writer:
@@ -98,16 +97,20 @@ class Writer:
 
 
 class Progress:
-  """One line per step on standard error, with the time that is left."""
+  """A line on standard error, a second at most, with the time that is left."""
 
   def __init__(self, *, after: int, steps: int, unit: str = "step"):
     """Starts the clock; `after` steps are already finished."""
     self._steps, self._unit = steps, unit
     self._first, self._start = after, time.monotonic()
+    self._said = -math.inf
 
   def step(self, step: int, numbers: str) -> None:
     """Shows that a step is finished."""
     spent = time.monotonic() - self._start
+    if step < self._steps and spent < self._said + _SAYS_EVERY_S:
+      return
+    self._said = spent
     left = spent / (step - self._first) * (self._steps - step)
     self.say(step, f"{numbers}  {spent:.0f} s, {left:.0f} s left")
 
@@ -154,11 +157,11 @@ def group_metrics(
   reward, judged_prompts = scores.reward, scores.valid.any(axis=1)
   judged = {"axis": 1, "where": scores.valid[judged_prompts]}
   std = reward[judged_prompts].std(**judged)
-  mean = reward[judged_prompts].mean(**judged)
   high = reward.max(axis=1, where=scores.valid, initial=-np.inf)
   low = reward.min(axis=1, where=scores.valid, initial=np.inf)  # std rounds
   each = zip(scores.answer, drawn, strict=True)
   answers = [len(np.unique(row[some])) for row, some in each]
+  right = (reward >= 1.0).sum(axis=1, where=drawn) / drawn.sum(axis=1)
   return {
     "reward/mean": float(reward.mean(where=scores.valid)),
     "reward/std_within_group": float(std.mean()),
@@ -166,7 +169,9 @@ def group_metrics(
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float((high <= low).mean()),
     "sampling/rollouts_per_prompt": float(drawn.sum() / len(drawn)),
-    **rate_shares(mean),
+    "sampling/won": float((right > 0.5).mean()),
+    "sampling/alive": float(((right > 0.0) & (right <= 0.5)).mean()),
+    "sampling/missed": float((right == 0.0).mean()),  # mean of (1 - p)^N
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
     "rollout/samples_per_s": float(drawn.sum() / rollout_s),
     "rollout/slot_occupancy": rollouts.slot_occupancy(),
@@ -177,21 +182,6 @@ def group_metrics(
     "reward/distinct_answers": float(np.mean(answers)),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
-  }
-
-
-def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
-  """A histogram of the mean rewards of prompts: the share in each bin.
-
-  sampling/rate_share/below_30 counts the prompts from .1 to below .3. The bins
-  are narrow near 0 and 1, which have one each: N = 512 resolves these.
-  """
-  bins = np.digitize(100.0 * rate, RATE_EDGES[:-1])
-  bins = np.where(rate <= 0.0, -1, np.where(rate >= 1.0, -2, bins))
-  names = {f"below_{edge}": i for i, edge in enumerate(RATE_EDGES)}
-  return {
-    f"sampling/rate_share/{name}": float((bins == value).mean())
-    for name, value in {"none": -1, **names, "all": -2}.items()
   }
 
 

@@ -416,9 +416,8 @@ class Rewards:
   def _call(
     self, which: int, responses: Sequence[str], example: str, step: int | None
   ) -> list[TimedVerdict]:
-    worker, begin, failed = self._idle.get(), time.monotonic(), False
-    # After a failure each of several responses is asked for alone.
-    one = self.whole[which] or len(responses) == 1
+    worker, begin = self._idle.get(), time.monotonic()
+    alone = self.whole[which] or len(responses) == 1
     try:
       if self._in_a_row >= _IN_A_ROW:
         raise Failed(f"no answer {_IN_A_ROW} times in a row; not called again")
@@ -426,17 +425,17 @@ class Rewards:
       self._in_a_row = 0
     except Failed as error:
       worker.close()
-      failed = True
-      found = [_invalid(str(error))] * len(responses)
-      self._replaced[str(error)] += one
-      self._in_a_row += one
+      found = []
+      if alone:
+        found = [_invalid(str(error))] * len(responses)
+        self._replaced[str(error)] += 1
+        self._in_a_row += 1
     finally:
       self._idle.put(worker)
-    each = (time.monotonic() - begin) / max(len(found), 1)
-    if failed and not one:
+    if not found:  # which of them was it?
       return [self._call(which, [r], example, step)[0] for r in responses]
-    self._each_s = each
-    return [TimedVerdict(verdict, each) for verdict in found]
+    self._each_s = (time.monotonic() - begin) / len(found)
+    return [TimedVerdict(verdict, self._each_s) for verdict in found]
 
 
 def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from brorl_jax.config import Config
+from brorl_jax.configs import base
 from brorl_jax.configs.dials import DIALS
 from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model.policy import Policy
@@ -110,8 +110,7 @@ RECIPES: Mapping[str, Recipe] = {
   ),
   "at_once": Recipe(
     families=[
-      Family(name, dict(family.settings))
-      for name, family in sorted(Config().data.families.items())
+      Family(name, settings) for name, settings in sorted(base.FAMILIES.items())
     ],
     puzzles=20_000,
     prompt_tokens=40,

@@ -75,7 +75,7 @@ def test_a_mapping_is_no_ones_default():
 
 
 def test_plain_values_make_the_same_config_again():
-  c = config.Config()
+  c = config.of(base.get_config().to_dict())
   values = config.as_dict(c)
   assert config.of(values) == c
   values["optim"]["lr"] = 0.25

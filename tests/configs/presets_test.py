@@ -15,6 +15,7 @@ from brorl_jax.configs import (
   n16,
   n512,
   n512_equal_samples,
+  need,
   presets,
   prorl_v1,
   simulate,
@@ -30,6 +31,7 @@ from launch.embedded import steps
 
 CONFIGS = pathlib.Path(base.__file__).parent
 FILES = (n512, n16, n512_equal_samples, prorl_v1)
+SHOWN = {"eval.every", "run.save_every"}  # seven times in a run
 STEPS = 16  # times fewer samples with the preset `steps`
 
 # Written down from the sources, not from the files. Of BroRL, ProRL and ProRL
@@ -87,7 +89,7 @@ def values(c, fields) -> dict:
     (of, preset)
     for of in FILES
     for preset in presets.NAMES
-    if (of, preset) != (prorl_v1, "steps")
+    if preset != "hard" and (of, preset) != (prorl_v1, "steps")
   ],
   ids=lambda x: getattr(x, "__name__", x),
 )
@@ -149,6 +151,17 @@ def test_updates_and_resets_of_a_language_model(of, preset):
     assert c.reference.kl_weight > 0.0
 
 
+def test_by_need_is_n512_in_rounds_with_advantages_that_weigh_by_counts():
+  fixed, by_need = (
+    config.flat(x.get_config("1p5b").to_dict()) for x in (n512, need)
+  )
+  found = {k for k in fixed if fixed[k] != by_need[k]}
+  assert found == {"sampling.rounds", "advantage.kind"}
+  c = settings.training(need.get_config())
+  assert c.sampling.prompts == 16 and c.advantage.kind == "maxrl"
+  assert (c.sampling.stop_right, c.sampling.stop_wrong) == (4, 0)
+
+
 def test_only_what_tells_them_apart_differs_between_the_arms():
   fields = lambda c: config.flat(c.to_dict())
   for preset in presets.NAMES:
@@ -160,19 +173,23 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
       allowed |= {"run.steps"}
     if preset == "steps":  # as many rollouts decode together
       allowed |= {"sampling.slots", "sampling.lanes"}
+    if preset == "hard":  # each at its best
+      allowed |= {"optim.lr", "run.steps", *SHOWN}
     assert {k for k in few if few[k] != many[k]} <= allowed
     allowed -= {"sampling.samples", "run.steps"}
     allowed |= {"optim.minibatches"}
-    if preset == "steps":  # each at its best
+    if preset in ("hard", "steps"):  # each at its best
       allowed |= {"optim.lr"}
+    if preset == "hard":
+      allowed |= {"run.steps", *SHOWN}
     assert {k for k in few if few[k] != control[k]} <= allowed
-    same = preset in ("tiny", "steps")
+    same = preset in ("hard", "tiny", "steps")
     assert (few["optim.minibatches"] == control["optim.minibatches"]) == same
 
 
 @pytest.mark.parametrize("of", [n512, harder])
 def test_prompts_and_right_steps_fit_the_embedded_policy(of):
-  c = settings.typed(of.get_config())
+  c = settings.typed(of.get_config(*["steps"] * (of is n512)))
   text = tokenizer.Tokenizer(huggingface.locate(c.policy.checkpoint))
   rng = random.Random(0)
   longest = 0
@@ -242,7 +259,8 @@ HARDER = {
 
 
 def test_the_run_has_ten_tasks_and_the_harder_side_the_same_with_more_steps():
-  run, side = (of.get_config().data.families for of in (n512, harder))
+  run = n512.get_config("steps").data.families
+  side = harder.get_config().data.families
   assert set(run) == set(side) == set(HARDER)
   assert run.chain_sum.settings.max_terms == 4
   assert run.countdown.settings.max_numbers == 3

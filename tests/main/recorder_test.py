@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -12,7 +13,13 @@ from messages import mentions
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main.recorder import Recorder, pair, records_of_step, samples
+from brorl_jax.main.recorder import (
+  Recorder,
+  inversion,
+  pair,
+  records_of_step,
+  samples,
+)
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -147,7 +154,7 @@ def timeless(workdir):
 def evaluated(*steps):
   """Lines of evaluations that held out nothing."""
   summary = {"all": {"prompts": 0, "samples": 0}}
-  lines = ({"step": step, "summary": summary} for step in steps)
+  lines = ({"step": i, "rates": [], "summary": summary} for i in steps)
   return "".join(json.dumps(line) + "\n" for line in lines)
 
 
@@ -427,6 +434,46 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
   wanted = {"step": 3, "event": "unjudged", "why": "late"}
   wanted |= {"count": len(responses), "of": responses.size}
   assert event.items() >= wanted.items()
+
+
+def curve_line(rates, n=16):
+  return {"rates": rates, "summary": {"all": {"samples": n}}}
+
+
+def test_answering_more_of_fewer_prompts_is_an_inversion():
+  """Of 40 prompts all were right now and then; 25 are always right now."""
+  before = curve_line([0.1] * 40)
+  said = inversion(before, curve_line([1.0] * 25 + [0.0] * 15))
+  assert mentions(said, ".100 ... .625 ... right one of 16 ... 1.000 ... 0.625")
+  assert mentions(said, "configs/need.py ... sampling.n ... 'maxrl'")
+  for now in (
+    [1.0] * 40,  # none was lost
+    [0.1] * 25 + [0.0] * 15,  # no more are right
+    [1.0] * 39 + [0.0],  # one prompt is within the interval: 2.5 +- 4.9 %
+    [1.0],  # other prompts
+  ):
+    assert inversion(before, curve_line(now)) is None
+  assert inversion(curve_line([0.1]), curve_line([1.0])) is None
+
+
+def test_an_inversion_is_an_event_of_the_evaluation_that_shows_it(
+  wired, tmp_path
+):
+  def measured(step, *_):
+    """Of 20 prompts the first of 2 is right, then both of the first 15."""
+    for p, (n, x) in itertools.product(range(20), enumerate(*measure())):
+      good = p < 15 if step else n == 0
+      status = {"pass": good, "status": "pass" if good else "fail"}
+      yield [x | status | {"id": f"q{p}", "sample": n}]
+
+  with made(wired, tmp_path) as recorder:
+    recorder.measure = measured
+    recorder.start(-1)
+    for step in (0, 1):
+      recorder.evaluate(step, None)
+  found = [x for x in timeless(tmp_path) if x["event"] == "inversion"]
+  assert [x["step"] for x in found] == [1]
+  assert mentions(found[0]["why"], "0.500 to 0.750 ... 1.000 to 0.750")
 
 
 class Files(Recorder):

@@ -1,5 +1,6 @@
 """Tests of brorl_jax/report/compare.py, by hand and against scipy."""
 
+import dataclasses
 import json
 
 import configured
@@ -321,7 +322,7 @@ def test_an_arm_without_a_start_or_a_cost_has_no_gain():
 def test_curves_are_the_metrics_by_step():
   lines = made.metric_lines(3)
   for line, none in zip(lines, (0.5, 0.25, None), strict=True):
-    line |= {"reward/mean": line["step"] / 8, "sampling/rate_share/none": none}
+    line |= {"reward/mean": line["step"] / 8, "sampling/missed": none}
     line |= {"policy/entropy": "x", "policy/kl_ref": 1e30}
   curves = numbers(run("a", lines=lines))["runs"][0]["curves"]
   assert curves == {
@@ -331,6 +332,19 @@ def test_curves_are_the_metrics_by_step():
     "kept": [0.5, 0.25, 0.5],
     "alive": [0.5, 0.75, None],
   }
+
+
+def test_which_n_its_advantages_want():
+  """By nine prompts with p = 1/8 or more, and one that was never right."""
+  right = [*[64] * 8, 300, 0]
+  visits = [{"step": 2, "right": k, "drawn": 512} for k in right]
+  of = lambda kind, **more: numbers(
+    dataclasses.replace(run("a", advantage=kind), **more)
+  )["runs"][0]["which_n"]
+  known = {"prompts": 10, "drawn": 512, "won": 1, "missed": 1, "maxrl": 8}
+  assert of("maxrl", visits=visits) == {"kind": "maxrl", "n": 8, **known}
+  assert of("tokens", visits=visits) == {"kind": "tokens", "n": 2, **known}
+  assert of("mine.py:advantage", visits=visits) is of("maxrl") is None
 
 
 def event(step, kind, second=0, **more):

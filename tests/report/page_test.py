@@ -22,7 +22,7 @@ def metric_lines(count, **more):
     k = line["step"]
     line |= {"reward/mean": k / 8, "policy/entropy": None if k == 2 else 1 / k}
     line |= {"rollout/length_mean": 10.0 * k, "policy/kl_ref": k / 1000}
-    line |= {"sampling/rate_share/none": 0.25}
+    line |= {"sampling/missed": 0.25}
   return lines
 
 
@@ -45,6 +45,9 @@ def report(tmp_path_factory):
   made.dump(a / "events.jsonl", [{"step": 2, **event}, {"step": 3, **event}])
   made.dump(a / "samples.jsonl", [sample(1, 0), sample(2, 1)])
   lines = metric_lines(5, step_s=1234.5, samples=12_345)
+  visit = lambda i, step, n: {"id": f"q{i}", "step": step, "right": n}
+  visits = [visit(0, 1, 9), visit(0, 2, 1), visit(1, 2, 0), visit(2, 2, 16)]
+  made.dump(a / "visits.jsonl", [one | {"drawn": 16} for one in visits])
   better = {0: PASSES[0], 2: PASSES[3], 5: ([1, 1],) * 5}
   make("b", passes=better, lines=lines, n=2, steps=9, advantage=NASTY)
   made.evaluation(folder / "c", passes=PASSES[1], prompts=PROMPTS)
@@ -184,6 +187,12 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
     NASTY, "4", "2", "37.5", "0.0178", "0.00404", "0.178", "0.00152", "22.7",
     "0.312",
   ]  # fmt: skip
+  # Of three prompts the last visits had 1, 0 and 16 right of 16.
+  (which,) = rows(parsed, "Which N")
+  assert which[:7] == [NASTY, "tokens", "3", "1", "1", "16", "above"]
+  assert which[7].endswith(
+    "does not protect prompts; maxrl would, with N above 16"
+  )
   assert rows(parsed, "Output tokens, before and after")[1] == [
     NASTY, "math", "5.5 → 5.5", "25.00 → 75.00", "0.0 → 0.0"
   ]  # fmt: skip
@@ -335,7 +344,7 @@ def test_a_run_whose_rewards_are_all_zero_says_so(tmp_path):
   lines = metric_lines(3)
   for line in lines:
     line |= {"reward/mean": 0.0, "sampling/pass_rate": 0.0}
-    line |= {"policy/entropy": None, "sampling/rate_share/none": 1.0}
+    line |= {"policy/entropy": None, "sampling/missed": 1.0}
   none = {step: ([0, 0],) * 4 for step in (0, 3)}
   run = made.run(tmp_path / "a", passes=none, lines=lines)
   _, parsed = page_of(run)

@@ -1,9 +1,13 @@
 """Tests of brorl_jax/report/stats.py."""
 
+import math
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from brorl_jax.report import stats
+from brorl_jax.rl import advantages
 
 
 def test_by_hand():
@@ -91,3 +95,35 @@ def test_paired_t_refuses_what_has_no_spread():
     stats.paired_t(np.ones(1), np.ones(1))
   with pytest.raises(ValueError, match="at least 2 clusters, not 1"):
     stats.paired_t(np.ones(3), np.ones(3), cluster=np.full(3, 9))
+
+
+@pytest.mark.parametrize("kind", ["maxrl", "grpo", "leave_one_out", "centered"])
+@pytest.mark.parametrize("n", [2, 5, 16])
+def test_a_coefficient_is_the_expectation_over_counts(kind, n):
+  """Of K right of n, with the advantages that a run would use."""
+  reward = (np.arange(n) < np.arange(n + 1)[:, None]).astype(np.float32)
+  given = jnp.asarray(reward), jnp.asarray(reward >= 0), jnp.ones_like(reward)
+  a = np.asarray(advantages.ADVANTAGES[kind](*given))
+  of_count = (a * reward).sum(axis=1) / n
+  p, k = np.array([0.0, 1e-3, 0.03, 0.5, 0.97, 1.0]), np.arange(n + 1)
+  ways = np.array([math.comb(n, i) for i in k])
+  want = (ways * p[:, None] ** k * (1 - p[:, None]) ** (n - k)) @ of_count
+  if kind == "centered":  # up to a factor of all prompts
+    want *= n / (n - 1)
+  got = stats.coefficient(kind, p, n)
+  np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-7)
+  far, limit = (stats.coefficient(kind, p, n) for n in (200_000, np.inf))
+  np.testing.assert_allclose(far, limit, rtol=5e-3, atol=1e-5)
+
+
+def test_the_n_that_prompts_need_by_hand():
+  """MaxRL has half of its limit once (1 - p)^(N - 1) <= 1/2: N = 2 for p = 1/2,
+  8 for p = 1/8 (6.2), 64 for 1/64 (45.0)."""
+  drawn = np.full(10, 512)
+  of = lambda kind, *right: stats.protecting_n(kind, np.array(right), drawn)
+  assert of("maxrl", *[256] * 10) == 2
+  assert of("maxrl", *[64] * 10) == of("maxrl", *[64] * 9, 0) == 8
+  assert of("maxrl", *[256] * 5, *[8] * 5) == 64
+  assert of("maxrl", *[256] * 8, 0, 0) is None  # who knows
+  assert of("leave_one_out", *[8] * 10) == of("tokens", *[1] * 10) == 2
+  assert of("grpo", *[8] * 10) == 32  # between leave-one-out and MaxRL

@@ -95,8 +95,6 @@ DOORS = {
     advantage=normal(P, N), length=normal(P, N), where=mask(P)
   ),
   filtering.partly_solved: REWARD,
-  filtering.expected_pass_rate: dict(p=jnp.full(P, 0.5), n=4),
-  filtering.pass_rate_at: dict(m=2, correct=jnp.full(P, 2), n=4),
   mass_balance.mass_balance: TOKENS | STEP,
   mass_balance.token_gains: TOKENS | STEP,
   mass_balance.mass_balance_counts: dict(

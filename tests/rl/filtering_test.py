@@ -1,14 +1,8 @@
 """Tests of brorl_jax/rl/filtering.py."""
 
-import itertools
-import math
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from brorl_jax.rl import advantages, filtering
 
@@ -42,76 +36,6 @@ def test_rollouts_that_do_not_count_have_no_influence(bad):
   np.testing.assert_array_equal(partly(reward, valid), partly(REWARD, None))
   assert not partly(reward, none).any()
   assert not partly(reward, one).any()  # one rollout cannot be two kinds
-
-
-def test_rate_by_hand():
-  """1 - 1/16 - 1/16 = 7/8 for a half and n = 4; for certainties nothing.
-
-  1 - (1/4)^4 - (3/4)^4 = 1 - 82/256 = 174/256.
-  """
-  rate = lambda *p: float(filtering.expected_pass_rate(jnp.array(p), 4))
-  assert rate(0.5) == pytest.approx(7 / 8)
-  assert rate(0.25) == rate(0.75) == pytest.approx(174 / 256)
-  assert rate(0.0) == rate(1.0) == 0.0
-  assert rate(0.5, 0.25, 0.0, 1.0) == pytest.approx((224 + 174) / 256 / 4)
-
-
-@pytest.mark.parametrize("p", [1e-8, 0.3, 1 - 2**-20])
-def test_rate_is_stable_at_512(p):
-  p = float(np.float32(p))
-  log_q = math.log1p(-p)
-  # -expm1 and log1p in float64 are the reference.
-  want = -math.expm1(512 * log_q) - p**512
-  if p > 0.5:
-    want = -math.expm1(512 * math.log(p)) - math.exp(512 * log_q)
-  got = float(filtering.expected_pass_rate(jnp.array([p]), 512))
-  assert got == pytest.approx(want, rel=1e-5)
-
-
-@pytest.mark.parametrize("n", tiers.some([2, 5], 1))
-def test_rate_at_m_is_the_share_of_subsets_with_both_outcomes(n):
-  for m in range(1, n + 1):
-    subsets = list(itertools.combinations(range(n), m))
-    for c in range(n + 1):
-      want = np.mean([min(s) < c <= max(s) for s in subsets])
-      got = filtering.pass_rate_at(m, jnp.array([c]), n)
-      assert float(got) == pytest.approx(want, abs=1e-6)
-
-
-def test_rate_at_m_is_a_mean_over_prompts_by_hand():
-  """Of 4 with 1 or 3 right a pair has both with 3/6, with 2 right 4/6."""
-  rate = lambda *c: float(filtering.pass_rate_at(2, jnp.array(c), 4))
-  assert rate(1) == pytest.approx(rate(3)) == pytest.approx(1 / 2)
-  assert rate(2) == pytest.approx(2 / 3)
-  assert rate(0, 1, 2, 4) == pytest.approx((1 / 2 + 2 / 3) / 4)
-
-
-@pytest.mark.ci
-@settings(deadline=None, max_examples=10)
-@given(st.floats(0.02, 0.98), st.sampled_from([(2, 6), (4, 12), (6, 6)]))
-def test_which_estimate_is_unbiased(p, sizes):
-  """Over all draws of n answers, each right with probability p."""
-  m, n = sizes
-  c = np.arange(n + 1)
-  chance = [math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in c]
-  truth = 1 - p**m - (1 - p) ** m
-  at = [float(filtering.pass_rate_at(m, jnp.array([i]), n)) for i in c]
-  assert np.dot(chance, at) == pytest.approx(truth, abs=1e-5)
-  plug_in = [
-    float(filtering.expected_pass_rate(jnp.array([i / n]), m)) for i in c
-  ]
-  assert np.dot(chance, plug_in) < truth - 1e-4
-
-
-@pytest.mark.parametrize("m", [0, 5, -1])
-def test_says_which_m_is_wrong(m):
-  with pytest.raises(ValueError, match=rf"m = {m} is not in \[1, 4\]"):
-    filtering.pass_rate_at(m, jnp.array([1]), 4)
-
-
-def test_needs_a_rollout():
-  with pytest.raises(ValueError, match="n = 0"):
-    filtering.expected_pass_rate(jnp.array([0.5]), 0)
 
 
 @pytest.mark.parametrize("kind", filtering.KEEP)

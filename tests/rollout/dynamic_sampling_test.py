@@ -1,7 +1,6 @@
 """Dynamic sampling, with samplers and verifiers of a few lines."""
 
 import dataclasses
-import math
 import random
 import threading
 import time
@@ -24,10 +23,9 @@ from brorl_jax.rollout.dynamic_sampling import (
   TooManyInvalid,
   check_invalid,
   collect,
-  expected_pass_rates,
   with_first,
 )
-from brorl_jax.types import Groups, Prompts, Rollouts
+from brorl_jax.types import Prompts, Rollouts
 
 N = 4
 
@@ -228,43 +226,6 @@ def test_where_the_time_went():
   # The first verdict comes during the other work.
   assert spent["score_wait"] >= 0.19
   assert spent["rollout_wait"] >= 0.15
-
-
-def rewarded(reward, drawn=None):
-  some = prompts(range(len(reward)))
-  drawn = np.ones(reward.shape, bool) if drawn is None else drawn
-  out = scored.rollouts(np.zeros((*reward.shape, 1)), drawn[..., None])
-  return Groups(some, out, scored.scores(reward))
-
-
-def test_pass_rates_that_are_to_be_expected():
-  """Of 32 rollouts 1 and 16 are right, and none; partly right is wrong."""
-  reward = np.zeros((3, 32), np.float32)
-  reward[0, 0] = reward[1, :16] = 1.0
-  reward[2] = 0.9
-  got = expected_pass_rates(rewarded(reward))
-  predicted = (1 - (31 / 32) ** 32 - (1 / 32) ** 32) + (1 - 2 * 0.5**32)
-  assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 3)
-  # 16 of 32 hold the only right one half of the time.
-  all_or_none = 2 / math.comb(32, 16)
-  at_16 = 0.5 + 1 - all_or_none
-  assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 3, rel=1e-5)
-  # Two of three right: 1 - 8/27 - 1/27, and nothing is known of 16.
-  got = expected_pass_rates(rewarded(np.array([[1, 1, 0]], np.float32)))
-  assert got["sampling/pass_rate_at_16"] is None
-  assert got["sampling/pass_rate_predicted"] == pytest.approx(18 / 27)
-
-
-def test_pass_rates_of_prompts_with_other_numbers_of_rollouts():
-  reward = np.zeros((2, 32), np.float32)
-  reward[0, 0] = reward[1, :16] = reward[1, 20:] = 1.0
-  drawn = np.ones((2, 32), bool)
-  drawn[1, 20:] = False  # 16 of 20
-  got = expected_pass_rates(rewarded(reward, drawn))
-  predicted = 1 - (31 / 32) ** 32 - (1 / 32) ** 32 + 1 - 0.8**20 - 0.2**20
-  assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 2)
-  at_16 = 0.5 + 1 - 1 / math.comb(20, 16)
-  assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("right, stops", [(198, False), (197, True)])

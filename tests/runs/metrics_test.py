@@ -152,9 +152,9 @@ def test_numbers_of_a_step_by_hand():
       "sampling/pass_rate": 0.5,
       "sampling/degenerate_fraction": 0.5,
       "sampling/rollouts_per_prompt": 3.0,
-      **dict.fromkeys(metrics.rate_shares(np.zeros(1)), 0.0),
-      "sampling/rate_share/below_70": 0.5,  # 2 of 3
-      "sampling/rate_share/none": 0.5,
+      "sampling/won": 0.5,  # 2 of 3
+      "sampling/alive": 0.0,
+      "sampling/missed": 0.5,
       "rollout/tokens_per_s": 18.0,
       "rollout/samples_per_s": 12.0,
       "rollout/slot_occupancy": 0.75,
@@ -199,18 +199,16 @@ def test_empty_places_count_nowhere():
   assert told["reward/strict_mean"] == pytest.approx(2 / 4)
 
 
-def test_a_histogram_of_pass_rates_by_hand():
-  rates = [0, 1, 1 / 512, 511 / 512, 0.01, 0.1, 0.7, 0.96, 0.3, 0.35, 0.98]
-  rates = np.array(rates, np.float32)
-  got = {k: v for k, v in metrics.rate_shares(rates).items() if v}
-  share = lambda name: f"sampling/rate_share/{name}"
-  assert got == {
-    **dict.fromkeys(map(share, ("none", "all")), 1 / 11),
-    **{share(f"below_{x}"): 1 / 11 for x in (1, 3, 30, 90, 97, 99, 100)},
-    share("below_50"): 2 / 11,
-  }
-  below = [share(f"below_{edge}") for edge in metrics.RATE_EDGES]
-  assert [*metrics.rate_shares(rates)] == [share("none"), *below, share("all")]
+def test_prompts_are_won_alive_or_missed():
+  """By what they drew; partly right is wrong, a half is not more than half."""
+  reward = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0.9] * 4])
+  drawn = np.ones((4, 4), bool)
+  drawn[2, 1:] = False  # one of one
+  out = scored.rollouts(np.zeros((4, 4, 1)), drawn[..., None])
+  answered = scored.scores(reward.astype(np.float32), valid=drawn)
+  got = metrics.group_metrics(out, answered, np.ones(4, bool), rollout_s=1.0)
+  shares = [got[f"sampling/{name}"] for name in ("won", "alive", "missed")]
+  assert shares == [0.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(

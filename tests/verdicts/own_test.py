@@ -397,33 +397,26 @@ def test_quick_responses_are_asked_together_and_one_that_hangs_is_late_alone(
   file, tmp_path
 ):
   file(
-    "import os, pathlib, time\n"
-    f"log = pathlib.Path({str(tmp_path / 'pids')!r}).open('a', buffering=1)\n"
+    "import os, time\n"
+    f"log = open({str(tmp_path / 'log')!r}, 'a', buffering=1)\n"
     "def score(response, example):\n"
-    "  log.write(f'{os.getpid()} {response}\\n')\n"
+    "  print(response, file=log)\n"
     "  example['prompt'] += 'x'  # unseen by the next call\n"
-    "  if response == 'hang':\n"
-    "    time.sleep(600)\n"
-    "  if response == 'die':\n"
-    "    os._exit(1)\n"
+    "  if response == 'hang': time.sleep(600)\n"
+    "  if response == 'die': os._exit(1)\n"
     "  return len(response) / len(example['prompt'])\n"
   )
   said = ["a", "hang", "bb", "die", "a", "ccc"] + [str(i) for i in range(50)]
+  asked = example()
   with own.Rewards(["mine.py:score"], workers=1, timeout_s=2.0) as some:
-    asked = example()
-    warm = some.score([own.Group([*"1234"], asked)] * 3, step=1)
-    assert {one.verdict.score for row in warm for one in row} == {
-      2 / (1 + len(asked.question)) / 2
-    }
+    some.score([own.Group([*"1234"], asked)] * 3, step=1)  # it is quick
     [found] = some.score([own.Group(said, asked)], step=1)
     assert sum(some.replaced().values()) == 2
-  bad = {"hang": "no answer in 2 s", "die": "the process died"}
   for text, one in zip(said, found, strict=True):
-    if text in bad:
-      assert one.verdict.status == "invalid"
-    else:
-      assert one.verdict.score == len(text) / (1 + len(asked.question))
-  tried = (tmp_path / "pids").read_text().split()[1::2]
+    bad, score = text in ("hang", "die"), len(text) / (1 + len(asked.question))
+    assert (one.verdict.status == "invalid") == bad
+    assert one.verdict.score == (0.0 if bad else score)
+  tried = (tmp_path / "log").read_text().split()
   assert tried.count("hang") == 2 and tried.count("a") == 2  # together, alone
 
 

@@ -1,1 +1,0 @@
-"""The frontier: which N for which budget; see README.md."""

@@ -1,0 +1,1 @@
+"""The wall: which prompts a run leaves behind; see README.md."""

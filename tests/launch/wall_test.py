@@ -1,0 +1,253 @@
+"""Tests of launch/wall: prompts, probabilities, statistics, tables."""
+
+import ast
+import collections
+import importlib
+import pathlib
+
+import configured
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from brorl_jax.configs import match
+from brorl_jax.main import settings
+from brorl_jax.model import huggingface, tokenizer
+from launch.wall import arms, exact, report, run, study, tasks
+
+ROOT = pathlib.Path(__file__).parents[2]
+HARD = huggingface.locate("embedded:hard")
+STORED = ROOT / "launch" / "wall" / "results.json"
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_classes_have_the_share_of_right_demonstrations_that_they_aim_at(task):
+  pairs = tasks.TASKS[task](count=80, seed=0)
+  assert str(tasks.TASKS[task](count=80, seed=0)[3]) == str(pairs[3])
+  wanted = collections.Counter(pair.wanted for pair in pairs)
+  every = dict.fromkeys(tasks.CLASSES, 20)
+  assert wanted == ({"hard": 80} if task == "countdown" else every)
+  asked = [x.question for p in pairs for x in (p.train, p.heldout)]
+  assert len(set(asked)) == 2 * len(pairs)
+  for pair in pairs:
+    low, high = tasks.CLASSES[pair.wanted]
+    for one in (pair.train, pair.heldout):
+      odds = one.odds / one.odds.sum()
+      right = [said in set(one.right) for said in one.said]
+      assert low <= odds[right].sum() <= high
+      assert bool(one.right) == (pair.wanted != "impossible")
+
+
+def test_countdown_is_right_in_any_order_of_the_numbers():
+  for pair in tasks.countdown(count=40, seed=0):
+    for one in (pair.train, pair.heldout):
+      *numbers, arrow, target = one.question.split()
+      assert arrow == "->"
+      for said in one.right:
+        assert eval(said) == int(target)
+        assert sorted(said[::2]) == sorted(numbers)
+      wrong = set(one.said) - set(one.right)
+      assert all(eval(said) != int(target) for said in wrong)
+    assert pair.train.right == pair.heldout.right
+
+
+def test_the_first_hard_ones_are_taken():
+  some = tasks.own(count=12, seed=0)
+  p = [0.01 if pair.wanted in ("hard", "impossible") else 0.2 for pair in some]
+  chosen = tasks.hard(some, p, count=2)
+  assert chosen == [pair for pair in some if pair.wanted == "hard"][:2]
+  with pytest.raises(ValueError, match=r"3 of 12 problems have p of 0\.001 to"):
+    tasks.hard(some, p, count=4)
+
+
+def test_probabilities_are_those_of_the_policy(monkeypatch):
+  monkeypatch.setattr(exact, "_AT_ONCE", 2)  # of three prompts
+  asked = {"a1.2": ["305", "7"], "bb": ["80"], "c3456": ["1"]}
+  lines = [{"prompt": q, "right": right} for q, right in asked.items()]
+  got = exact.pass_rates(HARD, lines)
+  policy, params = huggingface.load(HARD)
+  text = tokenizer.Tokenizer(HARD)
+  for line, row in zip(lines, got, strict=True):
+    ids = text.render([{"role": "user", "content": line["prompt"]}])
+    prompt = jnp.array([ids])
+    for said, p in zip(line["right"], row, strict=False):
+      response = jnp.array([[[*text.encode(said), *text.stop_ids[:1]]]])
+      each, _ = policy.response_logp(params, prompt, prompt >= 0, response)
+      assert p == pytest.approx(float(jnp.exp(each.sum())), rel=1e-5)
+      assert match.score(said, line) == 1.0 > match.score(f"{said} ", line)
+  assert got[1, 1] == got[2, 1] == 0.0 < got.min(axis=1)[0]
+
+
+def test_the_embedded_prompts_are_hard_for_the_embedded_policy():
+  assert arms.folder_of("own", pathlib.Path("unused")) == HARD
+  lines = exact.lines_of(HARD / "hard.jsonl")
+  p = exact.pass_rates(HARD, lines).sum(axis=1)
+  assert len(p) == 128 and p.min() >= 1e-3 and p.max() <= 3e-2
+  assert p.mean() == pytest.approx(0.0078, abs=1e-4)
+  twins = exact.lines_of(HARD / "heldout.jsonl")
+  for line, twin in zip(lines, twins, strict=True):
+    assert line["prompt"][:-1] == twin["prompt"][:-1] and line != twin
+    assert line["right"] == twin["right"] and len(line["right"]) == 1
+
+
+def config_of(name, root):
+  """The config of an arm with its flags."""
+  config, *flags = arms.flags(arms.ARMS[name], root, seed=3)
+  file = pathlib.Path(config.removeprefix("--config=")).stem
+  c = importlib.import_module(f"brorl_jax.configs.{file}").get_config()
+  for flag in flags:
+    field, text = flag.removeprefix("--config.").split("=", 1)
+    value = (
+      text if text[0].isalpha() or text[0] == "/" else ast.literal_eval(text)
+    )
+    c = configured.changed(c, **{field: value})
+  return c
+
+
+@pytest.mark.parametrize("name", arms.ARMS)
+def test_every_arm_is_a_config(name, tmp_path):
+  arm = arms.ARMS[name]
+  c = settings.training(config_of(name, tmp_path))
+  got = c.run.seed, c.advantage.kind, c.run.max_samples, c.sampling.samples
+  assert got == (3, arm.kind, arm.rollouts, arm.samples)
+  last = c.phases[-1].config
+  assert last.optim.lr == 2.0**arm.power
+  assert c.sampling.n == (16 if arm.widen else last.sampling.n)
+  assert c.phases[-1].since == (arm.widen + 1 if arm.widen else 1)
+  by_need = arm.n == "need"
+  assert last.sampling.n == (512 if by_need else arm.n)
+  assert last.sampling.rounds == ((16, 64, 256, 512) if by_need else ())
+
+
+def result(busy, *p, samples=None):
+  """A run with a checkpoint for each list of probabilities."""
+  p = [np.array(x) for x in p]
+  points = {
+    "step": [*range(len(p))],
+    "samples": samples or [1000 * i for i in range(len(p))],
+    "busy_s": busy,
+    "heldout": [float(x.mean()) / 2 for x in p],
+    **{k: [float(of(x).mean()) for x in p] for k, of in study.MEASURES.items()},
+  }
+  units = [np.round(1e5 * x).astype(int).tolist() for x in p]
+  return {
+    "machine": "M",
+    "points": points,
+    "p": {"trained": units, "heldout": units},
+  }
+
+
+def test_a_summary_by_hand():
+  answers = np.array([[0.5, 0.25], [9e-5, 0.0], [0.0, 0.0], [1.0, 0.0]])
+  got = arms.summary(answers)
+  assert got["pass_at_1"] == pytest.approx((0.75 + 9e-5 + 1) / 4)
+  assert (got["dead"], got["won"]) == (0.5, 0.5)
+  some = 1 - (1 - 9e-5) ** 256
+  assert got["best_at_256"] == pytest.approx((2 + some) / 4, abs=1e-6)
+
+
+def test_prompts_lie_between_checkpoints_and_end_with_the_last():
+  runs = {"0": result([0.0, 10.0, 30.0], [0.0, 0.2], [0.2, 0.2], [1.0, 0.6])}
+  at = lambda x, by="busy_s": study.prompts(runs, by, x)[0].tolist()
+  assert at(5.0) == pytest.approx([0.1, 0.2])
+  assert at(20.0) == at(1500, "samples") == pytest.approx([0.6, 0.4])
+  assert at(99.0) == pytest.approx([1.0, 0.6])
+
+
+def test_an_interval_has_the_variance_of_seeds_and_of_prompts():
+  rng = np.random.default_rng(0)
+  seeds, prompts = rng.normal(0.0, 0.5, (20, 1)), rng.normal(0, 2, (1, 128))
+  got = study.interval(seeds + prompts)
+  width = 2 * 1.96 * (0.25 / 20 + 4.0 / 128) ** 0.5
+  assert got["high"] - got["low"] == pytest.approx(width, rel=0.15)
+  assert got["low"] < got["mean"] < got["high"]
+
+
+def test_differences_are_paired_by_prompt():
+  rng = np.random.default_rng(0)
+  p = rng.uniform(0.2, 0.6, 64)
+  arm = lambda more: {
+    str(s): result([0.0, 10.0], [0.0] * 64, p + more) for s in range(3)
+  }
+  got = study.difference(
+    {"a": arm(0.2), "b": arm(0.0)}, "a", "b", 10.0, "pass_at_1"
+  )
+  assert got["mean"] == pytest.approx(0.2, abs=1e-4)
+  assert got["high"] - got["low"] < 1e-3
+
+
+def test_progress_is_read_where_a_level_is_first_reached():
+  up = [[0.0, 0.0], [0.2, 0.2], [0.6, 0.0], [0.1, 0.1]]
+  runs = {"0": result([0.0, 10.0, 20.0, 30.0], *up)}
+  got = study.at_progress(runs, 0.25)
+  assert got["busy_s"] == {"mean": pytest.approx(15.0), "half": 0.0}
+  assert got["samples"]["mean"] == pytest.approx(1500.0)
+  assert got["dead"]["mean"] == pytest.approx(0.25)  # of none and of a half
+  assert study.at_progress(runs, 0.31) is None
+  two = study.spread([1.0, 3.0])
+  half = scipy.stats.t.ppf(0.975, 1) * 2**0.5 / 2**0.5
+  assert two == {"mean": 2.0, "half": pytest.approx(half)}
+
+
+def test_a_slope_by_hand():
+  """dead = .8 - .1 log2 N: N = 8 .5, 32 .3, 128 .1."""
+  of = lambda dead: {
+    str(s): result([0.0, 1.0], [0.5] * 10, [0.0] * dead + [0.5] * (10 - dead))
+    for s in range(2)
+  }
+  results = {
+    "n8": of(5),
+    "n32": of(3),
+    "n128": of(1),
+    "n512-whitened": of(7),
+    "n512-twice-the-rate": of(9),
+  }
+  got = study.slope(results, "maxrl")
+  assert got["mean"] == pytest.approx(0.1) == got["low"] == got["high"]
+  assert sorted(got["n"]) == [8, 32, 128]
+  assert study.slope(results, "tokens") is None  # one N has no slope
+
+
+def test_arms_that_are_unknown_and_results_that_are_missing_say_so(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr("sys.argv", ["run", str(tmp_path), "--arms=n16,n17"])
+  with pytest.raises(SystemExit, match="--arms=n17 is not one of n16, "):
+    run.main()
+  with pytest.raises(SystemExit, match=r"no results; run bash launch/wall\.sh"):
+    arms.read(tmp_path)
+  one = {"0": result([0.0, 1.0], [0.1], [0.2])}
+  arms.write(tmp_path / "n16" / "0.json", one["0"])
+  assert arms.read(tmp_path) == {"n16": one}
+  (tmp_path / "bad.json").write_text("{")
+  with pytest.raises(SystemExit, match=r"bad\.json is damaged .* delete it"):
+    arms.read(tmp_path / "bad.json")
+
+
+def test_the_documents_have_the_tables_of_the_results():
+  results = arms.read(STORED)
+  first = report.first_table(results)
+  others = report.rollout_table(results)
+  for make in (report.progress_table, report.law_table, report.end_table):
+    others += make(results)
+  for path, lines in (
+    ("README.md", first[2:]),
+    ("launch/wall/README.md", first + others),
+  ):
+    text = (ROOT / path).read_text()
+    for line in lines:
+      assert line in text, (
+        f"{path} lacks {line!r}; python -m launch.wall.report"
+      )
+
+
+def test_stored_curves_agree_with_their_prompts():
+  for name, runs in arms.read(STORED).items():
+    for seed, one in runs.items():
+      points = one["points"]
+      assert points["busy_s"] == sorted(points["busy_s"]), (name, seed)
+      of = {"trained": "pass_at_1", "heldout": "heldout"}
+      for side, p in one["p"].items():
+        want = np.mean(p, axis=1) / arms.UNITS
+        np.testing.assert_allclose(points[of[side]], want, atol=1e-3)
