@@ -9,6 +9,8 @@
 
 These are the rollouts of the slots, up to rounding. Long responses soon have
 nothing in common, and the keys and values of all rows are copied in each level.
+Steps of configs/n512.py take 1.18 and 1.32 times the CPU time without this, of
+need.py 1.21 and 1.44 times, of n16.py .86 times (two rounds, 2026-11-29).
 """
 
 import dataclasses

@@ -30,13 +30,12 @@ NAMES = FIRST | {
   "n512-whitened": "N = 512, whitened",
   "need-whitened": "by need, whitened",
 }
-LABELS = {"dead": "dead", "best_at_256": "best@256", "busy_s": "CPU-s"}
+LABELS = {"dead": "dead", "best_at_256": "best@256"}
 NS = (8, 16, 32, 64, 128, 512)
 # Task, advantages, samples of a step, pass@1, what is read there.
 PROGRESS = (
   ("own", "maxrl", 2048, 0.3, "dead"),
   ("own", "maxrl", 2048, 0.3, "best_at_256"),
-  ("own", "maxrl", 2048, 0.3, "busy_s"),
   ("own", "grpo", 2048, 0.2, "dead"),
   ("own", "leave_one_out", 2048, 0.15, "dead"),
   ("own", "maxrl", 2048, 0.2, "dead"),
@@ -109,11 +108,8 @@ def progress_table(results: study.Results) -> list[str]:
     for n in NS:
       runs = results.get(f"earlier/{task}/{kind}/{samples}/{n}", {})
       x = (study.at_progress(runs, level) or {}).get(measure)
-      digits = 0 if measure == "busy_s" else 2
-      text = f"{x['mean']:.{digits}f}" if x else ""
-      row.append(
-        f"{text} ± {x['half']:.2f}" if x and digits and x["half"] else text
-      )
+      text = f"{x['mean']:.2f}" if x else ""
+      row.append(f"{text} ± {x['half']:.2f}" if x and x["half"] else text)
     rows.append(row)
   return table(["runs", "at pass@1", "N =", *map(str, NS)], rows)
 

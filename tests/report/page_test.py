@@ -191,7 +191,7 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
   (which,) = rows(parsed, "Which N")
   assert which[:7] == [NASTY, "tokens", "3", "1", "1", "16", "above"]
   assert which[7].endswith(
-    "does not protect prompts; maxrl would, with N above 16"
+    "hardly protects prompts; maxrl would, with N above 16"
   )
   assert rows(parsed, "Output tokens, before and after")[1] == [
     NASTY, "math", "5.5 → 5.5", "25.00 → 75.00", "0.0 → 0.0"
