@@ -50,6 +50,7 @@ class Writer:
     path = workdir / "metrics.jsonl"
     self._lines = JsonLines(path, after=after, warn=warn)
     self._progress = Progress(after=max(after, 0), steps=steps)
+    self._steps, self._said = steps, -math.inf
     self._trackers: list[trackers.TensorBoard | trackers.Wandb] = [
       trackers.TensorBoard(workdir, after=after)
     ]
@@ -68,7 +69,10 @@ class Writer:
     """Writes a line of metrics.jsonl; None is null. `drawn`: for trackers."""
     self._lines.write({"step": step, **scalars})
     self._show(step, {**scalars, **(drawn or {})})
-    self._progress.step(step, numbers(scalars))
+    now = time.monotonic()
+    if step == self._steps or now >= self._said + _SAYS_EVERY_S:
+      self._said = now
+      self._progress.step(step, numbers(scalars))
 
   def sync(self) -> None:
     """Returns when the lines survive a power loss."""
@@ -97,20 +101,16 @@ class Writer:
 
 
 class Progress:
-  """A line on standard error, a second at most, with the time that is left."""
+  """One line per step on standard error, with the time that is left."""
 
   def __init__(self, *, after: int, steps: int, unit: str = "step"):
     """Starts the clock; `after` steps are already finished."""
     self._steps, self._unit = steps, unit
     self._first, self._start = after, time.monotonic()
-    self._said = -math.inf
 
   def step(self, step: int, numbers: str) -> None:
     """Shows that a step is finished."""
     spent = time.monotonic() - self._start
-    if step < self._steps and spent < self._said + _SAYS_EVERY_S:
-      return
-    self._said = spent
     left = spent / (step - self._first) * (self._steps - step)
     self.say(step, f"{numbers}  {spent:.0f} s, {left:.0f} s left")
 

@@ -122,7 +122,9 @@ def law_table(results: study.Results) -> list[str]:
     if (x := study.slope(results, kind)) is not None:
       values = ", ".join(map(str, sorted(x["n"])))
       expected = told.get(kind, "0 ± .02")
-      rows.append([name, values, expected, number(x, 3)])
+      one = f"{x['mean']:.3f}, one seed".removeprefix("0")
+      came = number(x, 3) if x["low"] < x["high"] else one
+      rows.append([name, values, expected, came])
   return table(["advantages", "N", "b expected", "b found"], rows)
 
 

@@ -36,16 +36,19 @@ def scalars_of(workdir) -> dict[tuple[str, int], float]:
   return shown
 
 
-def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys):
+def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(metrics, "_SAYS_EVERY_S", 60.0)
   writer = metrics.Writer(tmp_path, after=-1, steps=3)
   writer.write_evaluation(0, {"eval/pass_at_1": 0.125})
   writer.write_scalars(1, {"reward/mean": 0.25, "policy/kl_ref": None})
   writer.write_scalars(2, {"reward/mean": 0.5, "policy/kl_ref": 0.75})
+  writer.write_scalars(3, {})
   writer.close()
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
   assert lines == [
     '{"step": 1, "reward/mean": 0.25, "policy/kl_ref": null}',
     '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}',
+    '{"step": 3}',
   ]
   assert scalars_of(tmp_path) == {
     ("eval/pass_at_1", 0): 0.125,
@@ -59,7 +62,7 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys):
   first, second, third = said.err.splitlines()
   assert first == "step 0/3  held-out pass@1 0.125"
   assert second.startswith("step 1/3  reward 0.250  ")
-  assert third.startswith("step 2/3  reward 0.500  ")
+  assert third.startswith("step 3/3  ")  # 2 came too soon
 
 
 def test_tensorboard_has_histograms_and_texts(tmp_path, capsys):
