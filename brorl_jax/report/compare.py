@@ -119,20 +119,23 @@ def _run(run: LoadedRun) -> dict[str, Any]:
 
 
 def _which_n(run: LoadedRun, config: Json) -> dict[str, Any] | None:
-  """What N its advantages want, by the last visit to each prompt: at most 1,024
-  of them, the newest. None without visits, or with a user's own advantages.
-  """
-  visits = sorted(run.visits, key=lambda x: x["step"])[-1024:]
+  """How 1,024 prompts stood at the last visit, and what N they wanted at the
+  first; None without visits, or with a user's own advantages."""
   kind = config.get("advantage.kind")
-  if not visits or kind not in advantages.ADVANTAGES:
+  if not run.visits or kind not in advantages.ADVANTAGES:
     return None
-  drawn, right = (np.array([x[k] for x in visits]) for k in ("drawn", "right"))
+  first, last = (
+    np.array([(x["right"], x["drawn"]) for x in some[-1024:]]).T
+    for some in zip(*run.visits, strict=True)
+  )
   return {
-    **{"kind": kind, "prompts": len(visits), "drawn": int(drawn.max())},
-    "won": int((2 * right > drawn).sum()),
-    "missed": int((right == 0).sum()),
-    "n": stats.protecting_n(kind, right, drawn),
-    "maxrl": stats.protecting_n("maxrl", right, drawn),
+    "kind": kind,
+    "prompts": last.shape[1],
+    "drawn": int(last[1].max()),
+    "won": int((2 * last[0] > last[1]).sum()),
+    "missed": int((last[0] == 0).sum()),
+    "n": stats.protecting_n(kind, *first),
+    "maxrl": stats.protecting_n("maxrl", *first),
   }
 
 

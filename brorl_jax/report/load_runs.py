@@ -53,7 +53,8 @@ class LoadedRun:
   about: Json = dataclasses.field(default_factory=dict)  # config.json
   events: Sequence[Json] = ()  # lines of events.jsonl
   samples: Sequence[Json] = ()  # the newest of samples.jsonl
-  visits: Sequence[Json] = ()  # of visits.jsonl, the last of each prompt
+  # Of visits.jsonl the first and the last of each prompt.
+  visits: Sequence[tuple[Json, Json]] = ()
 
   @property
   def seed(self) -> int | None:
@@ -124,6 +125,10 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     )
   )
   versions = about.get("versions", {}).items()
+  first, last = dict[str, Json](), dict[str, Json]()
+  for one in visits:
+    first.setdefault(one["id"], one)
+    last[one["id"]] = one
   return LoadedRun(
     name=name,
     folder=str(path),
@@ -139,7 +144,7 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     about=about,
     events=[*events],
     samples=[*collections.deque(samples, maxlen=MOST_SAMPLES)],
-    visits=[*{one["id"]: one for one in visits}.values()],
+    visits=[(first[name], one) for name, one in last.items()],
   )
 
 

@@ -335,13 +335,13 @@ def test_curves_are_the_metrics_by_step():
 
 
 def test_which_n_its_advantages_want():
-  """By nine prompts with p = 1/8 or more, and one that was never right."""
-  right = [*[64] * 8, 300, 0]
-  visits = [{"step": 2, "right": k, "drawn": 512} for k in right]
+  """At first nine prompts have p = 1/8 or more and one has none; later one."""
+  of = lambda *right: [{"right": k, "drawn": 512} for k in right]
+  visits = [*zip(of(*[64] * 8, 300, 0), of(*[0] * 9, 512), strict=True)]
   of = lambda kind, **more: numbers(
     dataclasses.replace(run("a", advantage=kind), **more)
   )["runs"][0]["which_n"]
-  known = {"prompts": 10, "drawn": 512, "won": 1, "missed": 1, "maxrl": 8}
+  known = {"prompts": 10, "drawn": 512, "won": 1, "missed": 9, "maxrl": 8}
   assert of("maxrl", visits=visits) == {"kind": "maxrl", "n": 8, **known}
   assert of("tokens", visits=visits) == {"kind": "tokens", "n": 2, **known}
   assert of("mine.py:advantage", visits=visits) is of("maxrl") is None

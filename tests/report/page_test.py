@@ -187,7 +187,7 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
     NASTY, "4", "2", "37.5", "0.0178", "0.00404", "0.178", "0.00152", "22.7",
     "0.312",
   ]  # fmt: skip
-  # Of three prompts the last visits had 1, 0 and 16 right of 16.
+  # Of three prompts the visits had 9 and then 1, 0 and 16 right of 16.
   (which,) = rows(parsed, "Which N")
   assert which[:7] == [NASTY, "tokens", "3", "1", "1", "16", "above"]
   assert which[7].endswith(
