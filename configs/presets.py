@@ -70,7 +70,7 @@ def _hard(c: Any) -> None:
   c.theory.prompts = 0
   # Measures what is trained: pass@1 at temperature 1.
   c.eval.temperature, c.eval.top_p, c.eval.prompts = 1.0, 1.0, 128
-  c.guard.entropy_low = 0.0  # one answer is right: it falls to .03 of the start
+  c.guard.entropy_low = 0.0  # one answer is right: it falls to .04 of the start
   c.eval.every = c.run.save_every = c.run.steps // 7
   c.run.keep_checkpoints = 100  # of 2 MB: probabilities are read from them
 
