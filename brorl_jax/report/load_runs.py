@@ -125,10 +125,8 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     )
   )
   versions = about.get("versions", {}).items()
-  first, last = dict[str, Json](), dict[str, Json]()
-  for one in visits:
-    first.setdefault(one["id"], one)
-    last[one["id"]] = one
+  every = [*visits]
+  first, last = ({x["id"]: x for x in every[::k]} for k in (-1, 1))
   return LoadedRun(
     name=name,
     folder=str(path),

@@ -21,7 +21,8 @@ from brorl_jax.runs.lines import each_line as each_line
 from brorl_jax.runs.lines import read_lines as read_lines
 from brorl_jax.types import Groups, Rollouts, Scores
 
-_SAYS_EVERY_S = 1.0  # at most: a run may take ten steps a second
+# Longer runs may take ten steps a second; a line a second is shown of them.
+_FEW_STEPS = 200
 # Metrics shown on the terminal; the files have all of them.
 _SHOWN = {
   "reward/mean": "reward",
@@ -50,7 +51,7 @@ class Writer:
     path = workdir / "metrics.jsonl"
     self._lines = JsonLines(path, after=after, warn=warn)
     self._progress = Progress(after=max(after, 0), steps=steps)
-    self._steps, self._said = steps, -math.inf
+    self._steps, self._next = steps, -math.inf
     self._trackers: list[trackers.TensorBoard | trackers.Wandb] = [
       trackers.TensorBoard(workdir, after=after)
     ]
@@ -70,8 +71,8 @@ class Writer:
     self._lines.write({"step": step, **scalars})
     self._show(step, {**scalars, **(drawn or {})})
     now = time.monotonic()
-    if step == self._steps or now >= self._said + _SAYS_EVERY_S:
-      self._said = now
+    if self._steps <= _FEW_STEPS or step == self._steps or now > self._next:
+      self._next = now + 1.0
       self._progress.step(step, numbers(scalars))
 
   def sync(self) -> None:

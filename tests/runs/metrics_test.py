@@ -37,7 +37,7 @@ def scalars_of(workdir) -> dict[tuple[str, int], float]:
 
 
 def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(metrics, "_SAYS_EVERY_S", 60.0)
+  monkeypatch.setattr(metrics, "_FEW_STEPS", 0)
   writer = metrics.Writer(tmp_path, after=-1, steps=3)
   writer.write_evaluation(0, {"eval/pass_at_1": 0.125})
   writer.write_scalars(1, {"reward/mean": 0.25, "policy/kl_ref": None})
