@@ -224,6 +224,11 @@ def main() -> None:
   parser.add_argument("--run", type=pathlib.Path)
   a = parser.parse_args()
   results = arms.read(a.results)
+  if missing := FIRST.keys() - results:
+    raise SystemExit(
+      f"error: {a.results} has no run of {', '.join(sorted(missing))}, which the "
+      "tables need; run bash launch/wall.sh, which resumes"
+    )
   if a.run is not None:
     print(*with_run(results, a.run), sep="\n")
     return
