@@ -226,8 +226,8 @@ def main() -> None:
   results = arms.read(a.results)
   if missing := FIRST.keys() - results:
     raise SystemExit(
-      f"error: {a.results} has no run of {', '.join(sorted(missing))}, which the "
-      "tables need; run bash launch/wall.sh, which resumes"
+      f"error: {a.results} has no run of {', '.join(sorted(missing))}, which "
+      "the tables need; run bash launch/wall.sh, which resumes"
     )
   if a.run is not None:
     print(*with_run(results, a.run), sep="\n")
