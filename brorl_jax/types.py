@@ -52,16 +52,19 @@ class Rollouts:
     written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
+  def alike(self, p: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct responses to prompt p and of empty places: first index of
+    each, which of them every rollout is, and count of each."""
+    # With the length: 0 may be a real token.
+    length = self.mask[p].sum(axis=1, keepdims=True)
+    content = np.concatenate([self.tokens[p], length], axis=1)
+    return np.unique(content, True, True, True, axis=0)[1:]
+
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each,
     ordered by first index, so that the order does not depend on token ids.
     """
-    # With the length: 0 may be a real token.
-    length = self.mask[p].sum(axis=1, keepdims=True)
-    content = np.concatenate([self.tokens[p], length], axis=1)
-    _, first, count = np.unique(
-      content, axis=0, return_index=True, return_counts=True
-    )
+    first, _, count = self.alike(p)
     order = np.argsort(first)
     order = order[self.drawn[p, first[order]]]
     return first[order], count[order]

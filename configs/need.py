@@ -4,7 +4,7 @@ r"""Rollouts by need: 16 to 512 per prompt, until four are right.
 
 The config that we recommend where some prompts are hard: a prompt that is
 solved takes 16 rollouts, and one that is nearly hopeless 512. Advantages weigh
-by counts (MaxRL), without which N protects no prompt.
+by counts (MaxRL), without which N protects few prompts.
 
 16 prompts per step of hard prompts, and 128 with the presets of `n512.py`,
 whose other fields these are.

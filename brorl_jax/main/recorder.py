@@ -330,8 +330,8 @@ class Recorder:
       "summary": summary,
     }
     self._curve.write(line)
-    first = next(lines.each_line(self.workdir / "eval" / "curve.jsonl"), line)
-    if step and (why := inversion(first, line)) is not None:
+    before = lines.each_line(self.workdir / "eval" / "curve.jsonl")
+    if step and (why := inversion(next(before, line), line)) is not None:
       self.event(step, {"event": "inversion", "why": why})
     scalars = {f"eval/pass_at_1/{k}": x for k, x in by_family.items()}
     scalars["eval/pass_at_1"] = mean

@@ -85,13 +85,9 @@ class Scorer:
     once.
     """
     out = []
-    for tokens, mask in zip(rollouts.tokens, rollouts.mask, strict=True):
-      # With the length: 0 may be a real token.
-      rows = np.c_[np.where(mask, tokens, 0), mask.sum(axis=1)]
-      _, first, of = np.unique(
-        rows, axis=0, return_index=True, return_inverse=True
-      )
-      distinct = [tokens[n][mask[n]].tolist() for n in first]
+    for p, mask in enumerate(rollouts.mask):
+      first, of, _ = rollouts.alike(p)
+      distinct = [rollouts.tokens[p, n][mask[n]].tolist() for n in first]
       texts = self._examples.decode(distinct)
       out.append([texts[k] for k in of.ravel()])
     return out

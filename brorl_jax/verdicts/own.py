@@ -348,7 +348,8 @@ class Rewards:
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
-    self._in_a_row, self._each_s = 0, _AT_ONCE_S  # for one response
+    self._in_a_row = 0
+    self._each_s = [_AT_ONCE_S] * len(names)  # for one response
     try:
       self.whole = self._workers[-1].load()
     except Failed as error:
@@ -402,7 +403,7 @@ class Rewards:
       return submit(texts).result
     # Equal responses are scored once.
     distinct = [*dict.fromkeys(texts)]
-    size = max(int(_AT_ONCE_S / self._each_s), 1)
+    size = max(int(_AT_ONCE_S / self._each_s[which]), 1)
     starts = range(0, len(distinct), size)
     calls = [submit(distinct[i : i + size]) for i in starts]
 
@@ -434,8 +435,8 @@ class Rewards:
       self._idle.put(worker)
     if not found:  # which of them was it?
       return [self._call(which, [r], example, step)[0] for r in responses]
-    self._each_s = (time.monotonic() - begin) / len(found)
-    return [TimedVerdict(verdict, self._each_s) for verdict in found]
+    each = self._each_s[which] = (time.monotonic() - begin) / len(found)
+    return [TimedVerdict(verdict, each) for verdict in found]
 
 
 def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:

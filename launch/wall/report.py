@@ -25,10 +25,6 @@ FIRST = {
 }
 NAMES = FIRST | {
   "n512-twice-the-rate": "N = 512, twice the rate",
-  "n128": "N = 128",
-  "n16-whitened": "N = 16, whitened",
-  "n512-whitened": "N = 512, whitened",
-  "need-whitened": "by need, whitened",
 }
 LABELS = {"dead": "dead", "best_at_256": "best@256"}
 NS = (8, 16, 32, 64, 128, 512)
@@ -48,7 +44,7 @@ KINDS = {
   "leave_one_out": "leave-one-out",
   "tokens": "whitened, the paper's",
 }
-COLOURS = dict(zip(NAMES, ("C0", "C9", "C3", "k", "C1", "C2"), strict=False))
+COLOURS = dict(zip(NAMES, ("C0", "C9", "C3", "k", "C1"), strict=True))
 
 
 def number(x: Mapping[str, float], digits: int = 2) -> str:
@@ -65,7 +61,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def horizon(results: study.Results, by: str = "busy_s") -> float:
-  """What all runs of the first table have spent, rounded down."""
+  """What the arms of the first table have all spent, rounded down."""
   most = study.end(results, [*FIRST], by)
   unit = 10.0 if by == "busy_s" else 50_000.0
   return most // unit * unit
