@@ -128,9 +128,8 @@ class RunState:
   usual: Mapping[str, tuple[int, float]] = dataclasses.field(
     default_factory=dict
   )  # metric -> first steps, and its mean over them
-  beyond: Mapping[str, int] = dataclasses.field(
-    default_factory=dict
-  )  # guard -> steps in a row beyond its bound
+  # guard -> steps in a row beyond its bound
+  beyond: Mapping[str, int] = dataclasses.field(default_factory=dict)
   reward: float | None = None  # moving average of the mean reward
   score: float | None = None  # held-out, of the last evaluation
   peak: float | None = None  # the best of the whole run

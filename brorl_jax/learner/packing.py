@@ -386,10 +386,7 @@ def plan_trees(
 
 
 def _tree_batch(
-  source: Source,
-  each: int,
-  room: tuple[int, int, int],
-  rows: list[list[Tree]],
+  source: Source, each: int, room: tuple[int, int, int], rows: list[list[Tree]]
 ) -> Batch:
   count, (tokens, targets, M) = each * MICROBATCHES, room
   T = source.rollouts.tokens.shape[2]

@@ -11,7 +11,6 @@ run may choose.
 """
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal
@@ -62,14 +61,9 @@ def from_user(function: Callable[..., Any], **options: Any) -> PolicyLoss:
   if any(p.kind == p.VAR_KEYWORD for p in parameters):
     takes = OPTIONS
   tokens = jax.ShapeDtypeStruct((3, 5), jnp.float32)
-  returned = arrays.result(
-    function,
-    tokens,
-    tokens,
-    jax.ShapeDtypeStruct((3,), jnp.float32),
-    jax.ShapeDtypeStruct((3, 5), jnp.bool_),
-    **{name: options[name] for name in takes},
-  )
+  row, mask = tokens.update(shape=(3,)), tokens.update(dtype=jnp.bool_)
+  chosen = {name: options[name] for name in takes}
+  returned = arrays.result(function, tokens, tokens, row, mask, **chosen)
   given = returned if isinstance(returned, tuple) else (returned,)
   shown = [arrays.described(x) for x in given]
   if shown in (["float32[3,5]"], ["float32[3,5]", "bool[3,5]"]):
@@ -134,8 +128,7 @@ def policy_loss(
   if correction is not None:
     value *= jnp.where(where, correction, 0.0)
   spread = lambda x: per_token(x, mask) if by_token else x
-  if scale is not None:
-    value *= spread(scale)
+  value = value if scale is None else value * spread(scale)
   mean = lambda x: Mean.of(x, where, spread(weight))
   nothing = Mean(jnp.zeros(()), jnp.zeros(()))
   gap_BT = log_ratio(logp, logp_old)
@@ -240,7 +233,19 @@ LOSSES = {
 }
 
 
-ppo_clip = functools.partial(policy_loss, LOSSES["ppo"])
+def ppo_clip(
+  logp: Float[Array, "B T"],
+  logp_old: Float[Array, "B T"],
+  advantage: Float[Array, " B"],
+  mask: Bool[Array, "B T"],
+  *,
+  clip_low: float,
+  clip_high: float,
+  **how: Any,
+) -> tuple[Mean, PpoStats]:
+  """`policy_loss` of `LOSSES["ppo"]`; `how` is its `weight` or `correction`."""
+  how |= dict(clip_low=clip_low, clip_high=clip_high)
+  return policy_loss(LOSSES["ppo"], logp, logp_old, advantage, mask, **how)
 
 
 def kl_k2(
