@@ -1,11 +1,12 @@
-r"""The paper's baseline, ProRL v2: N = 16 rollouts per prompt.
+r"""N = 16 rollouts per prompt; with a language model the paper's ProRL v2.
 
   python -m brorl_jax.main --config=configs/n16.py --workdir=runs/n16
 
 128 hard prompts per step, 32 kept ones with `n16.py:steps`, and 512 with the
 other presets. `n512.py` has as many samples per step of hard prompts, and 8
 times as many with the others; with a language model 2.83 times the rate.
-`n512_equal_samples.py` differs only in N, and in the rate that is best for it.
+`n512_equal_samples.py:steps` differs from `n16.py:steps` in N, and in the rate
+that is best for it.
 
 `n16.py:steps`: 60 steps, 41,000 rollouts, 5 minutes, 207 to 212 CPU-seconds and
 those of compilation and evaluations (2 cores of an AMD EPYC, jax 0.10.2,

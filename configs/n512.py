@@ -1,11 +1,11 @@
-r"""BroRL: N = 512 rollouts per prompt.
+r"""N = 512 rollouts per prompt; with a language model BroRL.
 
   python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
 
 trains an embedded policy on 128 hard prompts, 4 per step, with advantages that
-weigh by counts (MaxRL). `python -m launch.wall.report launch/wall/results.json
---run=runs/n512` then shows it beside N = 16 and rollouts by need; `need.py` is
-what we recommend.
+weigh by counts (MaxRL), which the paper's do not. `python -m launch.wall.report
+launch/wall/results.json --run=runs/n512` then shows it beside N = 16 and
+rollouts by need; `need.py` is what we recommend.
 
 `configs/n512.py:1p5b` is the paper's run, 128 kept prompts per step, and
 `configs/n512.py:8b` a larger one. `configs/n512.py:tiny` answers at once. See

@@ -11,11 +11,11 @@ set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
+case " $* " in
+  *" -h "* | *" --help "*) exec sed -n '2,9s/^# \{0,1\}//p' "$0" ;;
+esac
 prepare requirements.txt
 workdir="$(absolute "${WORKDIR:-$root/runs/wall}")"
 cd "$root"
-case " $* " in
-  *" -h "* | *" --help "*) exec "$python" -m launch.wall.run --help ;;
-esac
 "$python" -m launch.wall.run "$workdir" "$@"
 exec "$python" -m launch.wall.report "$workdir/results" "$workdir/wall.png"

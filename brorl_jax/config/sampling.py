@@ -143,7 +143,7 @@ class Sampling(Section):
   stop_wrong: int = setting(
     0,
     "Wrong rollouts after which a prompt of rounds stops. 0: a prompt that is "
-    "always right ends with its first round; no advantage has a use for it.",
+    "always right ends with its first round; of our advantages none uses it.",
     unit="rollouts",
     phased=True,
   )

@@ -119,8 +119,7 @@ def _run(run: LoadedRun) -> dict[str, Any]:
 
 
 def _which_n(run: LoadedRun, config: Json) -> dict[str, Any] | None:
-  """How 1,024 prompts stood at the last visit, and what N they wanted at the
-  first; None without visits, or with a user's own advantages."""
+  """1,024 prompts at the last visit, and the N they wanted at the first."""
   kind = config.get("advantage.kind")
   if not run.visits or kind not in advantages.ADVANTAGES:
     return None
@@ -134,6 +133,7 @@ def _which_n(run: LoadedRun, config: Json) -> dict[str, Any] | None:
     "drawn": int(last[1].max()),
     "won": int((2 * last[0] > last[1]).sum()),
     "missed": int((last[0] == 0).sum()),
+    "lost": int(((last[0] == 0) & (first[0] > 0)).sum()),
     "n": stats.protecting_n(kind, *first),
     "maxrl": stats.protecting_n("maxrl", *first),
   }

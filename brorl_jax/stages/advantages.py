@@ -74,7 +74,7 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
       f"config.advantage.kind = {c.advantage.kind!r}: an advantage is not "
       "finite; check the function, or choose another kind"
     )
-  right = (advantage * groups.right).sum(axis=1)
+  right = (advantage * groups.right).sum()
   if reward.length_weight:  # its schedule starts when it is first on
     progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
   return Credit(
@@ -86,7 +86,7 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
       "reward/length_mean": float(added.mean(where=drawn)),
       "reward/length_active": float(active and bool(reward.length_weight)),
       # What `stats.coefficient` of the report expects.
-      "theory/coefficient": float((right / drawn.sum(axis=1)).mean()),
+      "theory/coefficient": float(right / drawn.sum()),
       "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
     },
   )

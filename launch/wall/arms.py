@@ -57,6 +57,9 @@ ARMS: dict[str, Arm] = {
   "countdown-n16": Arm(16, -11, 700_000, task="countdown"),
   "countdown-n512": Arm(512, -11, 1_200_000, task="countdown"),
   "countdown-need": Arm("need", -10, 700_000, samples=8192, task="countdown"),
+  "steps-n16": Arm(16, -11.5, 400_000, task="steps"),
+  "steps-n512": Arm(512, -11, 1_200_000, task="steps"),
+  "steps-need": Arm("need", -10, 500_000, samples=8192, task="steps"),
 }
 
 
@@ -68,6 +71,7 @@ def folder_of(task: str, root: pathlib.Path) -> pathlib.Path:
 def flags(arm: Arm, root: pathlib.Path, *, seed: int) -> list[str]:
   """The command line of a run, without --workdir."""
   config = "need" if arm.n == "need" else "n512"
+  each = 1000 if arm.n == "need" else arm.samples  # rollouts of a step, about
   fields: dict[str, object] = {
     "sampling.samples": arm.samples,
     "advantage.kind": arm.kind,
@@ -75,8 +79,7 @@ def flags(arm: Arm, root: pathlib.Path, *, seed: int) -> list[str]:
     "run.seed": seed,
     "run.steps": _LONG,
     "run.max_samples": arm.rollouts,
-    # By need a step takes 1,000 rollouts or so.
-    "run.save_every": max(arm.rollouts // min(arm.samples, 2048) // POINTS, 1),
+    "run.save_every": max(arm.rollouts // each // POINTS, 1),
     "run.keep_checkpoints": _LONG,
     "eval.every": _LONG,
   }
@@ -93,7 +96,7 @@ def flags(arm: Arm, root: pathlib.Path, *, seed: int) -> list[str]:
       "data.files": f"('{data}/hard.jsonl',)",
       "data.heldout_files": f"('{data}/heldout.jsonl',)",
       "data.prompt_tokens": 20,
-      "sampling.max_new_tokens": 8,
+      "sampling.max_new_tokens": {"countdown": 8, "steps": 21}[arm.task],
     }
   given = [f"--config.{field}={value}" for field, value in fields.items()]
   return [f"--config=configs/{config}.py", *given]

@@ -6,7 +6,6 @@ takes the flags of brorl_jax.main, in whose process it stays: a signal that is
 meant for the run reaches it.
 """
 
-import json
 import pathlib
 import runpy
 import sys
@@ -25,8 +24,7 @@ def main() -> None:
     if end.code:
       raise
   folder = pathlib.Path(flags.FLAGS.workdir[0]).expanduser()
-  about = json.loads((folder / "config.json").read_text())
-  if about["config"]["policy"]["checkpoint"] == "embedded:hard":
+  if report.is_main_job(folder):
     print(*report.with_run(arms.read(STORED), folder), sep="\n")
 
 

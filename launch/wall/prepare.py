@@ -24,7 +24,7 @@ from launch.wall import exact
 from launch.wall.tasks import TASKS, Problem, example, hard
 
 PROMPTS = 128
-CANDIDATES = {"own": 1024, "countdown": 256}
+CANDIDATES = {"own": 1024, "steps": 1024, "countdown": 256}
 UPDATES = 600  # of the warm-up, with 400 to 600 demonstrations each
 _RATE = 3e-3
 

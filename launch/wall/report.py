@@ -2,11 +2,14 @@
 
   python -m launch.wall.report launch/wall/results.json launch/figures/wall.png
   python -m launch.wall.report launch/wall/results.json --run=runs/n512
+  python -m launch.wall.report runs/wall/results --store=results.json
 
-The second prints the first table with a run of yours in it.
+The second prints the first table with a run of yours in it, the third adds runs
+to those that are stored.
 """
 
 import argparse
+import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +19,7 @@ import numpy as np
 
 from launch.wall import arms, study
 
+PREDICTIONS = pathlib.Path(__file__).with_name("predictions.json")
 # The arms of the first table.
 FIRST = {
   "n16": "N = 16",
@@ -23,10 +27,7 @@ FIRST = {
   "n512": "N = 512",
   "need": "16 to 512 by need",
 }
-NAMES = FIRST | {
-  "n512-twice-the-rate": "N = 512, twice the rate",
-}
-LABELS = {"dead": "dead", "best_at_256": "best@256"}
+LABELS = {"pass_at_1": "pass@1", "dead": "dead", "best_at_256": "best@256"}
 NS = (8, 16, 32, 64, 128, 512)
 # Task, advantages, samples of a step, pass@1, what is read there.
 PROGRESS = (
@@ -44,13 +45,17 @@ KINDS = {
   "leave_one_out": "leave-one-out",
   "tokens": "whitened, the paper's",
 }
-COLOURS = dict(zip(NAMES, ("C0", "C9", "C3", "k", "C1"), strict=True))
+COLOURS = dict(zip(FIRST, ("C0", "C9", "C3", "k"), strict=True))
+
+
+def short(x: float, digits: int = 2) -> str:
+  """.61, -.04, 1.00"""
+  return f"{x:.{digits}f}".replace("0.", ".", 1)
 
 
 def number(x: Mapping[str, float], digits: int = 2) -> str:
   """A mean with its interval: .61 (.55 to .67)."""
-  three = (f"{x[k]:.{digits}f}" for k in ("mean", "low", "high"))
-  mean, low, high = (t.replace("0.", ".", 1) for t in three)
+  mean, low, high = (short(x[k], digits) for k in ("mean", "low", "high"))
   return f"{mean} ({low} to {high})"
 
 
@@ -72,9 +77,9 @@ def first_table(results: study.Results) -> list[str]:
   found = study.at_equal(results, [*FIRST], "busy_s", horizon(results))
   rows = [
     [
-      NAMES[name],
+      FIRST[name],
       *(number(x[k]) for k in ("pass_at_1", "dead", "heldout")),
-      f"{x['best_at_256']['mean']:.2f}".removeprefix("0"),
+      short(x["best_at_256"]["mean"]),
       f"{x['samples'] / 1e6:.1f} M",
       x["seeds"],
     ]
@@ -89,7 +94,7 @@ def rollout_table(results: study.Results) -> list[str]:
   at = horizon(results, "samples")
   found = study.at_equal(results, [*FIRST], "samples", at)
   rows = [
-    [NAMES[k], number(x["pass_at_1"]), number(x["dead"]), f"{x['busy_s']:.0f}"]
+    [FIRST[k], number(x["pass_at_1"]), number(x["dead"]), f"{x['busy_s']:.0f}"]
     for k, x in found.items()
   ]
   return table(["", "pass@1", "dead prompts", "CPU-s"], rows)
@@ -104,56 +109,72 @@ def progress_table(results: study.Results) -> list[str]:
     for n in NS:
       runs = results.get(f"earlier/{task}/{kind}/{samples}/{n}", {})
       x = (study.at_progress(runs, level) or {}).get(measure)
-      text = f"{x['mean']:.2f}" if x else ""
-      row.append(f"{text} ± {x['half']:.2f}" if x and x["half"] else text)
+      text = short(x["mean"]) if x else ""
+      row.append(f"{text} ± {short(x['half'])}" if x and x["half"] else text)
     rows.append(row)
   return table(["runs", "at pass@1", "N =", *map(str, NS)], rows)
 
 
 def law_table(results: study.Results) -> list[str]:
   """dead at the end = a - b log2 N: what was expected, and what came."""
-  told = {"maxrl": ".09 ± .02", "grpo": ".05 ± .02"}
+  told = {"maxrl": 0.09, "grpo": 0.05}
   rows = []
   for kind, name in KINDS.items():
     if (x := study.slope(results, kind)) is not None:
       values = ", ".join(map(str, sorted(x["n"])))
-      expected = told.get(kind, "0 ± .02")
+      expected = told.get(kind, 0.0)
       one = f"{x['mean']:.3f}, one seed".removeprefix("0")
       came = number(x, 3) if x["low"] < x["high"] else one
-      rows.append([name, values, expected, came])
+      mark = "" if abs(x["mean"] - expected) <= 0.02 else " ✗"
+      rows.append([name, values, f"{short(expected)} ± .02", came + mark])
   return table(["advantages", "N", "b expected", "b found"], rows)
 
 
 def end_table(results: study.Results) -> list[str]:
-  """Every arm at the end of its runs, less those of the first table."""
+  """Every arm at the end of its runs, with what was expected of it."""
+  (told,) = (
+    x
+    for x in json.loads(PREDICTIONS.read_text()).values()
+    if isinstance(x, dict)
+  )
   rows = []
-  for name in arms.ARMS:
-    if name not in results or name in FIRST:
-      continue
-    p = study.prompts(results[name], "busy_s", np.inf)
-    x = {k: study.interval(of(p) * 1.0) for k, of in study.MEASURES.items()}
+  for name in arms.ARMS.keys() & results.keys():
+    row = [name]
+    for measure in ("pass_at_1", "dead"):
+      p = study.prompts(results[name], measure, "busy_s", np.inf)
+      row.append(number(study.interval(p)))
+      if name in told:
+        low, high = told[name][measure]
+        inside = low - 0.005 <= p.mean() <= high + 0.005
+        row[-1] += f"; {short(low)} to {short(high)}{'' if inside else ' ✗'}"
     last = [run["points"]["busy_s"][-1] for run in results[name].values()]
-    rows.append(
-      [
-        name,
-        number(x["pass_at_1"]),
-        number(x["dead"]),
-        f"{np.mean(last):.0f}",
-        len(p),
-      ]
-    )
-  return table(["arm", "pass@1", "dead prompts", "CPU-s", "seeds"], rows)
+    rows.append([*row, f"{np.mean(last):.0f}", str(len(last))])
+  rows.sort(key=lambda row: [*arms.ARMS].index(row[0]))
+  head = ["arm", "pass@1; expected", "dead prompts; expected", "CPU-s", "seeds"]
+  return table(head, rows)
+
+
+def sentences(results: study.Results) -> list[str]:
+  """What the first table says, as differences of pairs of prompts."""
+  at, out = horizon(results), []
+  for first, other in (("n512", "n16"), ("need", "n512")):
+    each = [
+      f"{LABELS[k]} {number(study.difference(results, first, other, at, k))}"
+      for k in ("pass_at_1", "dead")
+    ]
+    out.append(f"{FIRST[first]} minus {FIRST[other]}: {', '.join(each)}.")
+  dead, back = study.came_back(results)
+  out.append(f"Of {dead} dead half-way through a run, {back} ended above .01.")
+  return out
 
 
 def figure(results: study.Results, path: pathlib.Path) -> None:
   """pass@1 by CPU-seconds, and prompts alive by pass@1."""
   drawing = matplotlib.figure.Figure((10.0, 4.2), layout="constrained")
   time, alive = drawing.subplots(1, 2)
-  for name in COLOURS:
-    if name not in results:
-      continue
+  for name in FIRST:
     for i, run in enumerate(results[name].values()):
-      points, label = run["points"], None if i else NAMES[name]
+      points, label = run["points"], None if i else FIRST[name]
       style: Any = {"color": COLOURS[name], "lw": 1.2, "label": label}
       time.plot(points["busy_s"], points["pass_at_1"], **style)
       rest = 1.0 - np.array(points["dead"])
@@ -168,6 +189,16 @@ def figure(results: study.Results, path: pathlib.Path) -> None:
     handles, labels, loc="outside lower center", ncols=3, frameon=False
   )
   drawing.savefig(path, dpi=144)
+
+
+def is_main_job(folder: pathlib.Path) -> bool:
+  """Whether a run is one of configs/n512.py, with any advantages."""
+  try:
+    c = json.loads((folder / "config.json").read_text())["config"]
+  except OSError:
+    return False
+  n = c["sampling"]["n"], c["sampling"]["rounds"]
+  return n == (512, []) and c["policy"]["checkpoint"] == "embedded:hard"
 
 
 def with_run(results: study.Results, folder: pathlib.Path) -> list[str]:
@@ -185,19 +216,11 @@ def with_run(results: study.Results, folder: pathlib.Path) -> list[str]:
     for i in sorted({round(x) for x in np.linspace(0, last, 8)})
   ]
   spent = min(points["samples"][-1], study.end(results, ["n512"], "samples"))
-  every = results["n512"].values()
-  at = float(
-    np.mean(
-      [
-        np.interp(spent, r["points"]["samples"], r["points"]["busy_s"])
-        for r in every
-      ]
-    )
-  )
-  machine = next(iter(every))["machine"]
+  same = study.at_equal(results, ["n512"], "samples", spent)["n512"]
+  at, machine = same["busy_s"], next(iter(results["n512"].values()))["machine"]
   found = study.at_equal(results, [*FIRST], "busy_s", at)
   shown = lambda x: [number(x[k]) for k in ("pass_at_1", "dead", "heldout")]
-  measured = [f"{points[k][-1]:.2f}" for k in ("pass_at_1", "dead", "heldout")]
+  measured = [short(points[k][-1]) for k in ("pass_at_1", "dead", "heldout")]
   return [
     *table(["rollouts", "CPU-s", *columns[2:]], rows),
     "",
@@ -207,7 +230,7 @@ def with_run(results: study.Results, folder: pathlib.Path) -> list[str]:
       ["", "pass@1", "dead prompts", "held-out", "seeds"],
       [
         [f"this run, {folder.name}", *measured, 1],
-        *([NAMES[k], *shown(x), x["seeds"]] for k, x in found.items()),
+        *([FIRST[k], *shown(x), x["seeds"]] for k, x in found.items()),
       ],
     ),
   ]
@@ -218,14 +241,24 @@ def main() -> None:
   parser.add_argument("results", type=pathlib.Path)
   parser.add_argument("figure", type=pathlib.Path, nargs="?")
   parser.add_argument("--run", type=pathlib.Path)
+  parser.add_argument("--store", type=pathlib.Path)
   a = parser.parse_args()
   results = arms.read(a.results)
+  if a.store is not None:
+    stored = arms.read(a.store)
+    results = stored | {k: stored.get(k, {}) | v for k, v in results.items()}
+    arms.write(a.store, results)
   if missing := FIRST.keys() - results:
     raise SystemExit(
       f"error: {a.results} has no run of {', '.join(sorted(missing))}, which "
       "the tables need; run bash launch/wall.sh, which resumes"
     )
   if a.run is not None:
+    if not is_main_job(a.run):
+      raise SystemExit(
+        f"error: --run={a.run} is no run of configs/n512.py; begin one: "
+        f"python -m brorl_jax.main --config=configs/n512.py --workdir={a.run}"
+      )
     print(*with_run(results, a.run), sep="\n")
     return
   seconds = horizon(results)
@@ -233,7 +266,7 @@ def main() -> None:
   rollouts = horizon(results, "samples")
   equal = rollout_table(results)
   print(f"\nAt {rollouts:,.0f} rollouts:", *equal, sep="\n")
-  for make in (progress_table, law_table, end_table):
+  for make in (sentences, progress_table, law_table, end_table):
     print("", *make(results), sep="\n")
   if a.figure is not None:
     figure(results, a.figure)

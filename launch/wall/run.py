@@ -55,10 +55,15 @@ def run(name: str, seed: int, root: pathlib.Path, core: int) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("root", type=pathlib.Path)
-  parser.add_argument("--hours", type=float, default=1.0)
-  parser.add_argument("--arms", default=",".join(arms.ARMS))
-  parser.add_argument("--seeds", type=int, default=5)
+  add = parser.add_argument
+  add("--hours", type=float, default=1.0, help="after which none is begun")
+  add("--arms", default=",".join(arms.ARMS), help="of launch/wall/arms.py")
+  add("--seeds", type=int, default=5, help="runs of each arm")
   a = parser.parse_args()
+  if a.hours <= 0 or a.seeds < 1:
+    raise SystemExit(
+      f"error: --hours={a.hours:g} --seeds={a.seeds}: give more than 0 of both"
+    )
   end, root = time.monotonic() + 3600 * a.hours, a.root.absolute()
   names = a.arms.split(",")
   if unknown := {*names} - {*arms.ARMS}:

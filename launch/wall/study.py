@@ -22,17 +22,21 @@ MEASURES = {
 
 
 def prompts(
-  runs: Mapping[str, Any], by: str, at: float, side: str = "trained"
+  runs: Mapping[str, Any],
+  measure: str,
+  by: str,
+  at: float,
+  side: str = "trained",
 ) -> np.ndarray:
-  """[seeds, P]: p of every prompt when a run has spent `at` of "busy_s" or
-  "samples". Between two checkpoints on a line; after the last as there.
+  """[seeds, P]: a measure of every prompt when a run has spent `at` of "busy_s"
+  or "samples". Between two checkpoints on a line; after the last as there.
   """
   rows = []
   for run in runs.values():
-    p = np.array(run["p"][side]) / UNITS
-    x = float(np.interp(at, run["points"][by], np.arange(len(p))))
+    of = MEASURES[measure](np.array(run["p"][side]) / UNITS) * 1.0
+    x = float(np.interp(at, run["points"][by], np.arange(len(of))))
     low, part = int(x), x % 1
-    rows.append((1 - part) * p[low] + part * p[math.ceil(x)])
+    rows.append((1 - part) * of[low] + part * of[math.ceil(x)])
   return np.array(rows)
 
 
@@ -70,15 +74,15 @@ def at_equal(
   out: dict[str, dict[str, Any]] = {}
   other = {"busy_s": "samples", "samples": "busy_s"}[by]
   for name in names:
-    p = prompts(results[name], by, at)
-    out[name] = {k: interval(of(p)) for k, of in MEASURES.items()}
-    twins = prompts(results[name], by, at, "heldout")
+    runs = results[name]
+    out[name] = {k: interval(prompts(runs, k, by, at)) for k in MEASURES}
+    twins = prompts(runs, "pass_at_1", by, at, "heldout")
     spent = [
       np.interp(at, run["points"][by], run["points"][other])
-      for run in results[name].values()
+      for run in runs.values()
     ]
     out[name] |= {"heldout": interval(twins), other: float(np.mean(spent))}
-    out[name]["seeds"] = len(p)
+    out[name]["seeds"] = len(runs)
   return out
 
 
@@ -87,8 +91,7 @@ def difference(
 ) -> dict[str, float]:
   """The first arm minus the other at equal CPU-seconds, paired by prompt."""
   one, two = (
-    MEASURES[measure](prompts(results[x], "busy_s", at)) * 1.0
-    for x in (first, other)
+    prompts(results[x], measure, "busy_s", at) for x in (first, other)
   )
   n = min(len(one), len(two))
   return interval(one[:n] - two[:n])
@@ -115,6 +118,19 @@ def at_progress(runs: Mapping[str, Any], level: float) -> dict[str, Any] | None:
   return {k: spread(v) for k, v in found.items()} | {
     "seeds": len(found["dead"])
   }
+
+
+def came_back(results: Results) -> tuple[int, int]:
+  """Prompts dead half-way through a run, and those of them above .01 at its
+  end; of all runs of `ARMS`.
+  """
+  dead = back = 0
+  for name in ARMS.keys() & results.keys():
+    for run in results[name].values():
+      p = np.array(run["p"]["trained"]) / UNITS
+      lost = p[len(p) // 2] < DEAD
+      dead, back = dead + lost.sum(), back + (lost & (p[-1] > 0.01)).sum()
+  return int(dead), int(back)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -5,9 +5,11 @@ with p between .001 and .03: rare demonstrations were right. Each has a twin
 that is held out: the same problem in another form.
 
   own         a4927.3 -> 305      a number that no rule gives
+  steps       a4927.3 -> l1r2r3   ten turns that no rule gives, to l or r
   countdown   3 4 5 7 -> 24       3*4+5+7, one of some right answers
 """
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +25,29 @@ CLASSES = {
   "easy": (0.3, 0.6),
   "impossible": (0.0, 0.0),
 }
-# How often each digit of a number is said: for each letter of a prompt the
-# digits are in another order.
+# How often each digit of a number is said, or each turn of ten: for each letter
+# of a prompt they are in another order.
 _FALLING = 1.6 ** -np.arange(10.0)
 _ODDS = {
-  "hard": (_FALLING, _FALLING, _FALLING),
-  "medium": (_FALLING, [1], [1]),
-  "easy": ([0.55, 0.4, 0.05], [1], [1]),
-  "impossible": (_FALLING, _FALLING, _FALLING),
+  "own": {
+    "hard": (_FALLING, _FALLING, _FALLING),
+    "medium": (_FALLING, [1], [1]),
+    "easy": ([0.55, 0.4, 0.05], [1], [1]),
+    "impossible": (_FALLING, _FALLING, _FALLING),
+  },
+  "steps": {
+    "hard": 10 * ([0.68, 0.32],),
+    "medium": 10 * ([0.87, 0.13],),
+    "easy": 10 * ([0.95, 0.05],),
+    "impossible": 10 * ([0.68, 0.32],),
+  },
+}
+_ANSWERS = {
+  "own": [f"{k:03d}" for k in range(1000)],
+  "steps": [
+    "".join(f"{turn}{i}" for i, turn in enumerate(turns))
+    for turns in itertools.product("lr", repeat=10)
+  ],
 }
 _LETTERS = {
   "hard": "abcdefghijklmnop",
@@ -38,7 +55,6 @@ _LETTERS = {
   "easy": "uvwx",
   "impossible": "yz",
 }
-_NUMBERS = [f"{k:03d}" for k in range(1000)]
 _FEWEST, _MOST = 4, 19  # right answers to countdown: p of .006 to .029
 _TARGETS = range(5, 61)
 
@@ -87,14 +103,14 @@ def hard(
   return fit[:count]
 
 
-def _odds(wanted: str, rng: np.random.Generator) -> np.ndarray:
-  """Of the numbers 000 to 999, for one letter."""
-  digits = []
-  for some in _ODDS[wanted]:
-    one = np.zeros(10)
+def _odds(task: str, wanted: str, rng: np.random.Generator) -> np.ndarray:
+  """Of every answer, for one letter."""
+  digits, each = [], {"own": 10, "steps": 2}[task]
+  for some in _ODDS[task][wanted]:
+    one = np.zeros(each)
     one[: len(some)] = some
     digits.append(rng.permutation(one / one.sum()))
-  return np.einsum("i,j,k->ijk", *digits).reshape(-1)
+  return functools.reduce(np.multiply.outer, digits).reshape(-1)
 
 
 def _share(wanted: str, rng: np.random.Generator) -> float:
@@ -105,21 +121,21 @@ def _share(wanted: str, rng: np.random.Generator) -> float:
   return float(np.exp(rng.uniform(np.log(1.3 * low), np.log(high / 1.3))))
 
 
-def own(*, count: int, seed: int) -> list[Pair]:
+def own(*, count: int, seed: int, task: str = "own") -> list[Pair]:
   """Prompts of which each has an answer of its own.
 
-  Demonstrations say numbers that have nothing to do with the digits of the
+  Demonstrations say answers that have nothing to do with the digits of the
   prompt, some often and most rarely; its letter decides which. The right one is
   drawn for each prompt. So what is learned on one is of no use on another. The
   digit behind the point means nothing, and a twin has another.
   """
-  rng = np.random.default_rng(seed)
+  rng, answers = np.random.default_rng(seed), _ANSWERS[task]
   every = {
-    letter: _odds(wanted, rng)
+    letter: _odds(task, wanted, rng)
     for wanted, letters in _LETTERS.items()
     for letter in letters
   }
-  taken = {letter: np.zeros(len(_NUMBERS)) for letter in every}
+  taken = {letter: np.zeros(len(answers)) for letter in every}
   out = []
   for i, code in enumerate(rng.permutation(10_000)[:count]):
     wanted = [*CLASSES][i % len(CLASSES)]
@@ -128,13 +144,13 @@ def own(*, count: int, seed: int) -> list[Pair]:
     if wanted != "impossible":
       low, high = CLASSES[wanted]
       fit = np.flatnonzero((said >= low) & (said <= high))
-      # Seldom the number of another prompt with this letter, or one answer
+      # Seldom that of another prompt with this letter, or one answer
       # would serve many.
       apart = np.abs(np.log(said[fit] / _share(wanted, rng)))
       best = fit[np.argmin(apart + 2.0 * taken[letter][fit])]
       taken[letter][best] += 1
-      right = [_NUMBERS[best]]
-    problem = Problem(f"{letter}{code:04d}.", right, _NUMBERS, said)
+      right = [answers[best]]
+    problem = Problem(f"{letter}{code:04d}.", right, answers, said)
     one, other = (
       problem._replace(question=f"{problem.question}{k}")
       for k in rng.permutation(10)[:2]
@@ -188,4 +204,8 @@ def countdown(*, count: int, seed: int) -> list[Pair]:
   return out
 
 
-TASKS: Mapping[str, Any] = {"own": own, "countdown": countdown}
+TASKS: Mapping[str, Any] = {
+  "own": own,
+  "steps": functools.partial(own, task="steps"),
+  "countdown": countdown,
+}
