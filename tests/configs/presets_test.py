@@ -46,20 +46,14 @@ STATED = {
   n16: V2 | {"n": 16, "samples": 8_192},  # 512 prompts
   n512_equal_samples: V2 | {"n": 512, "samples": 8_192},
   prorl_v1: {
-    "n": 16,
-    "samples": 4_096,  # 256 prompts
+    "n": 16, "samples": 4_096,  # 256 prompts
     "minibatches": 4,  # of 64 prompts
-    "temperature": 1.2,
-    "clip_high": 0.4,
-    "advantage": "grpo",
-    "correction": "none",
+    "temperature": 1.2, "clip_high": 0.4, "advantage": "grpo",
+    "correction": "none", "truncated_factor": 1.0,
     # When validation stalls, with the optimizer, and not for its age.
-    "reset_every": 0,
-    "reset_stalled": 2,
-    "reset_optimizer": True,
-    "truncated_factor": 1.0,
+    "reset_every": 0, "reset_stalled": 2, "reset_optimizer": True,
   },
-}
+}  # fmt: skip
 # Only those of a language model. A context of 16,384, and the root of samples.
 MODEL = {"prompt_tokens": 1_024, "max_new_tokens": 15_360, "lr": 1e-6}
 MODEL |= {"lr_samples": 8_192, "truncated_factor": 0.0}
@@ -164,25 +158,21 @@ def test_by_need_is_n512_in_rounds_with_advantages_that_weigh_by_counts():
 
 def test_only_what_tells_them_apart_differs_between_the_arms():
   fields = lambda c: config.flat(c.to_dict())
+  own = {
+    "steps": {"sampling.slots", "sampling.lanes"},  # as many decode together
+    "hard": {"optim.lr", "run.steps", *SHOWN},  # each at its best
+  }
   for preset in presets.NAMES:
     few, many, control = (
       fields(of.get_config(preset)) for of in (n16, n512, n512_equal_samples)
     )
-    allowed = {"sampling.n", "sampling.samples"}
-    if preset in ("tiny", "steps"):  # the shorter run of n512.py
-      allowed |= {"run.steps"}
-    if preset == "steps":  # as many rollouts decode together
-      allowed |= {"sampling.slots", "sampling.lanes"}
-    if preset == "hard":  # each at its best
-      allowed |= {"optim.lr", "run.steps", *SHOWN}
-    assert {k for k in few if few[k] != many[k]} <= allowed
-    allowed -= {"sampling.samples", "run.steps"}
-    allowed |= {"optim.minibatches"}
-    if preset in ("hard", "steps"):  # each at its best
-      allowed |= {"optim.lr"}
-    if preset == "hard":
-      allowed |= {"run.steps", *SHOWN}
-    assert {k for k in few if few[k] != control[k]} <= allowed
+    allowed = {"sampling.n", *own.get(preset, ())}
+    shorter = {"run.steps"} if preset in ("tiny", "steps") else set()
+    differ = {k for k in few if few[k] != many[k]}
+    assert differ <= allowed | shorter | {"sampling.samples"}
+    rate = {"optim.lr"} if preset == "steps" else set()
+    differ = {k for k in few if few[k] != control[k]}
+    assert differ <= allowed | rate | {"optim.minibatches"}
     same = preset in ("hard", "tiny", "steps")
     assert (few["optim.minibatches"] == control["optim.minibatches"]) == same
 

@@ -4,17 +4,20 @@ import ast
 import collections
 import importlib
 import pathlib
+import sys
+from types import SimpleNamespace
 
 import configured
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs_for_tests as made
 import scipy.stats
 
-from brorl_jax.configs import match
+from brorl_jax.configs import match, n16, n512, need
 from brorl_jax.main import settings
 from brorl_jax.model import huggingface, tokenizer
-from launch.wall import arms, exact, report, run, study, tasks
+from launch.wall import arms, exact, first, report, run, study, tasks
 
 ROOT = pathlib.Path(__file__).parents[2]
 HARD = huggingface.locate("embedded:hard")
@@ -97,9 +100,8 @@ def config_of(name, root):
   c = importlib.import_module(f"brorl_jax.configs.{file}").get_config()
   for flag in flags:
     field, text = flag.removeprefix("--config.").split("=", 1)
-    value = (
-      text if text[0].isalpha() or text[0] == "/" else ast.literal_eval(text)
-    )
+    plain = text[0].isalpha() or text[0] == "/"
+    value = text if plain else ast.literal_eval(text)
     c = configured.changed(c, **{field: value})
   return c
 
@@ -112,11 +114,24 @@ def test_every_arm_is_a_config(name, tmp_path):
   assert got == (3, arm.kind, arm.rollouts, arm.samples)
   last = c.phases[-1].config
   assert last.optim.lr == 2.0**arm.power
+  assert c.optim.lr == 2.0 ** (-11.5 if arm.widen else arm.power)
   assert c.sampling.n == (16 if arm.widen else last.sampling.n)
   assert c.phases[-1].since == (arm.widen + 1 if arm.widen else 1)
   by_need = arm.n == "need"
   assert last.sampling.n == (512 if by_need else arm.n)
   assert last.sampling.rounds == ((16, 64, 256, 512) if by_need else ())
+
+
+@pytest.mark.parametrize("of", [n16, n512, need])
+def test_a_config_of_hard_prompts_is_an_arm(of):
+  arm = arms.ARMS[of.__name__.rpartition(".")[2]]
+  c = settings.training(of.get_config())
+  got = c.advantage.kind, c.sampling.samples, c.optim.lr
+  assert got == (arm.kind, arm.samples, 2.0**arm.power)
+  got = c.filter.keep, c.reference.kl_weight, c.sampling.max_new_tokens
+  assert got == ("all", 0.0, 4) and c.eval.temperature == c.eval.top_p == 1.0
+  most = c.run.steps * min(arm.samples, 2048)  # by need about a half of it
+  assert 0.95 < most / arm.rollouts < 2.1 and c.run.keep_checkpoints >= 8
 
 
 def result(busy, *p, samples=None):
@@ -168,9 +183,8 @@ def test_differences_are_paired_by_prompt():
   arm = lambda more: {
     str(s): result([0.0, 10.0], [0.0] * 64, p + more) for s in range(3)
   }
-  got = study.difference(
-    {"a": arm(0.2), "b": arm(0.0)}, "a", "b", 10.0, "pass_at_1"
-  )
+  both = {"a": arm(0.2), "b": arm(0.0)}
+  got = study.difference(both, "a", "b", 10.0, "pass_at_1")
   assert got["mean"] == pytest.approx(0.2, abs=1e-4)
   assert got["high"] - got["low"] < 1e-3
 
@@ -182,7 +196,7 @@ def test_progress_is_read_where_a_level_is_first_reached():
   assert got["busy_s"] == {"mean": pytest.approx(15.0), "half": 0.0}
   assert got["samples"]["mean"] == pytest.approx(1500.0)
   assert got["dead"]["mean"] == pytest.approx(0.25)  # of none and of a half
-  assert study.at_progress(runs, 0.31) is None
+  assert study.at_progress(runs, 0.31) is study.at_progress(runs, 0.0) is None
   two = study.spread([1.0, 3.0])
   half = scipy.stats.t.ppf(0.975, 1) * 2**0.5 / 2**0.5
   assert two == {"mean": 2.0, "half": pytest.approx(half)}
@@ -194,17 +208,63 @@ def test_a_slope_by_hand():
     str(s): result([0.0, 1.0], [0.5] * 10, [0.0] * dead + [0.5] * (10 - dead))
     for s in range(2)
   }
-  results = {
-    "n8": of(5),
-    "n32": of(3),
-    "n128": of(1),
-    "n512-whitened": of(7),
-    "n512-twice-the-rate": of(9),
-  }
+  results = {"n8": of(5), "n32": of(3), "n128": of(1), "n512-whitened": of(7)}
+  results["n512-twice-the-rate"] = of(9)
   got = study.slope(results, "maxrl")
   assert got["mean"] == pytest.approx(0.1) == got["low"] == got["high"]
   assert sorted(got["n"]) == [8, 32, 128]
   assert study.slope(results, "tokens") is None  # one N has no slope
+
+
+def test_a_run_is_read_and_stands_beside_the_stored_ones(
+  tmp_path, monkeypatch, capsys
+):
+  """After s steps of s seconds p is s / 20 for both prompts, s / 10 for the one
+  twin; besides the start two of five steps are read."""
+  folder, both, twin = (tmp_path / name for name in ("mine", "both", "twin"))
+  for file, asked in ((both, "ab"), (twin, "c")):
+    made.dump(file, [{"prompt": x, "right": ["8"]} for x in asked])
+  data = {"files": [str(both)], "heldout_files": [str(twin)]}
+  about = {
+    "config": {"policy": {"checkpoint": "embedded:hard"}, "data": data},
+    "machine": {"devices": ["cpu"], "processor": "P"},
+    "versions": {"jax": "1"},
+  }
+  made.dump(folder / "config.json", [about])
+  line = lambda s: {"step": s, "time/busy_s": s, "data/samples_total": 2048 * s}
+  made.dump(folder / "metrics.jsonl", [line(s) for s in range(1, 6)])
+  for name in ("0", *"12345", "4.part"):
+    (folder / "checkpoints" / name).mkdir(parents=True)
+  # The step stands for its parameters.
+  change = monkeypatch.setattr
+  change(exact.huggingface, "load", lambda path: (None, jnp.zeros(())))
+  change(exact.checkpoints, "read_params", lambda _, step, like: (step, step))
+  read = lambda step, k: np.full(k.some.shape, float(step) / 10 / len(k.some))
+  change(exact, "reader", lambda policy: read)
+  change(arms, "POINTS", 2)
+  got = arms.measured(folder)
+  both, twin = [[0] * 2, [10_000] * 2, [25_000] * 2], [[0], [20_000], [50_000]]
+  assert got["p"] == {"trained": both, "heldout": twin}
+  of = lambda *names: [got["points"][name] for name in names]
+  assert of("step", "busy_s") == [[0, 2, 5], [0, 3, 15]]
+  assert of("samples", "pass_at_1") == [[0, 4096, 10_240], [0, 0.1, 0.25]]
+  assert (got["machine"], of("heldout")) == ("P, jax 1", [[0, 0.2, 0.5]])
+  # The stored ones have as many rollouts half-way, after 5 of their 10 seconds.
+  one = result([0.0, 10.0], [0.0] * 2, [0.4, 0.2], samples=[0, 20_480])
+  made.dump(tmp_path / "stored", [{name: {"0": one} for name in report.FIRST}])
+  change(first, "STORED", tmp_path / "stored")
+  change(first.flags, "FLAGS", SimpleNamespace(workdir=[str(folder)]))
+  change(first.runpy, "run_module", lambda *_, **how: sys.exit(75))
+  with pytest.raises(SystemExit, match="75"):
+    first.main()
+  assert not capsys.readouterr().out
+  change(first.runpy, "run_module", lambda *_, **how: sys.exit(0))
+  first.main()
+  said = capsys.readouterr().out
+  assert "| 4,096 | 3 | 0.1 |" in said
+  assert "At 5 CPU-s of M, where N = 512 has 10,240 rollouts:" in said
+  assert "| this run, mine | 0.25 | 0.00 | 0.50 | 1 |" in said
+  assert "| N = 512 | .15 (" in said
 
 
 def test_arms_that_are_unknown_and_results_that_are_missing_say_so(
@@ -225,18 +285,13 @@ def test_arms_that_are_unknown_and_results_that_are_missing_say_so(
 
 def test_the_documents_have_the_tables_of_the_results():
   results = arms.read(STORED)
-  first = report.first_table(results)
+  table = report.first_table(results)
   others = report.rollout_table(results)
   others += report.progress_table(results) + report.law_table(results)
-  for path, lines in (
-    ("README.md", first[2:]),
-    ("launch/wall/README.md", first + others),
-  ):
-    text = (ROOT / path).read_text()
-    for line in lines:
-      assert line in text, (
-        f"{path} lacks {line!r}; python -m launch.wall.report"
-      )
+  told = {"README.md": table[2:], "launch/wall/README.md": table + others}
+  for path, lines in told.items():
+    lacking = {*lines} - {*(ROOT / path).read_text().splitlines()}
+    assert not lacking, f"{path}; python -m launch.wall.report"
 
 
 def test_stored_curves_agree_with_their_prompts():

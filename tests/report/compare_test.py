@@ -82,24 +82,18 @@ def early(data):
 def test_an_early_evaluation_is_not_compared():
   """At equal time the slow run has its start alone, and at its end all."""
   better = {0: made.PASSES[0], 1: made.PASSES[3], 2: made.PASSES[3]}
-  data = numbers(
-    run("slow"), run("fast", better, lines=made.metric_lines(2, step_s=1800.0))
-  )
-  assert early(data) == {
-    "equal time": [0],
-    "equal CPU time": [0],  # .5 of 1 h
-    "equal samples": [0],  # 16 of 32
-    "end": [],
-  }
+  lines = made.metric_lines(2, step_s=1800.0)
+  data = numbers(run("slow"), run("fast", better, lines=lines))
+  # Of CPU time it has .5 of 1 h, of samples 16 of 32.
+  equal = {at: [0] for at in compare.EQUAL.values()}
+  assert early(data) == equal | {"end": []}
   slow, fast = (arm["at"] for arm in data["arms"])
   assert slow["equal time"] is None
   assert fast["equal time"]["after"] == 0.625
   assert [at for at, x in fast.items() if x["against"]] == ["end"]
   labels = {(r["run"], r["evaluation"]): r["at"] for r in data["rows"][1:]}
-  assert labels == {
-    (0, 2): ["end"],
-    (1, 2): ["equal time", "equal CPU time", "end"],
-  }
+  ends = ["equal time", "equal CPU time", "end"]
+  assert labels == {(0, 2): ["end"], (1, 2): ends}
 
 
 @pytest.mark.parametrize("last, who", [(0.89, [1]), (0.90, []), (0.91, [])])
@@ -217,26 +211,20 @@ def test_what_has_no_finite_value_is_null():
 
 
 def test_a_phase_changes_n_from_its_step():
-  config = {
-    "phases": [
-      {"from_step": 2, "sampling.n": 8},
-      {"from_step": 9, "sampling.n": 99},
-    ]
-  }
-  (told,) = numbers(run("a", **config))["runs"]
+  phases = [{"from_step": s, "sampling.n": n} for s, n in ((2, 8), (9, 99))]
+  (told,) = numbers(run("a", phases=phases))["runs"]
   assert (told["n"], told["prompts_per_step"]) == (8, 1)
   early = {0: made.PASSES[0], 1: made.PASSES[1]}
-  (told,) = numbers(run("a", early, **config))["runs"]
+  (told,) = numbers(run("a", early, phases=phases))["runs"]
   assert (told["n"], told["prompts_per_step"]) == (4, 2)
   exactly = {0: made.PASSES[0], 2: made.PASSES[1]}
-  (told,) = numbers(run("a", exactly, **config))["runs"]
+  (told,) = numbers(run("a", exactly, phases=phases))["runs"]
   assert told["n"] == 8
 
 
 def test_differences_name_fields_and_values():
-  data = numbers(
-    run("a", lr=1e-3, n=4), run("b", lr=2e-3, n=4), run("c", n=1, evaluated="x")
-  )
+  policy = run("c", n=1, evaluated="x")
+  data = numbers(run("a", lr=1e-3, n=4), run("b", lr=2e-3, n=4), policy)
   assert data["differences"] == [{"field": "optim.lr", "values": [1e-3, 2e-3]}]
   assert numbers(run("a"), run("b"))["differences"] == []
 
@@ -311,9 +299,8 @@ def test_the_same_seed_again_is_another_arm():
 def test_an_arm_without_a_start_or_a_cost_has_no_gain():
   later = {1: made.PASSES[1], 3: made.PASSES[3]}
   policy = run("c", {0: made.PASSES[1]}, evaluated="x")
-  one, other = (
-    arm["at"]["end"] for arm in numbers(run("a", later), policy)["arms"]
-  )
+  arms = numbers(run("a", later), policy)["arms"]
+  one, other = (arm["at"]["end"] for arm in arms)
   assert one["before"] is one["gains"] is one["gain_half"] is None
   assert other["step"] is other["cpu_hours"] is other["gains"] is None
   assert other["after"] == 0.25
@@ -335,13 +322,15 @@ def test_curves_are_the_metrics_by_step():
 
 
 def test_which_n_its_advantages_want():
-  """At first nine prompts have p = 1/8 or more and one has none; later one."""
-  of = lambda *right: [{"right": k, "drawn": 512} for k in right]
-  visits = [*zip(of(*[64] * 8, 300, 0), of(*[0] * 9, 512), strict=True)]
+  """Of the last 1,024 at first: p = 1/8 or more. Half right is not won."""
+  of = lambda *counts: [{"right": k, "drawn": n} for k, n in counts]
+  last = of(*[(0, 512)] * 1023, (2, 4), (4, 4))
+  visits = [*zip(of(*[(64, 512)] * 1024, (3, 4)), last, strict=True)]
+  phases = lambda kind: [{"from_step": 2, "advantage.kind": kind}]
   of = lambda kind, **more: numbers(
-    dataclasses.replace(run("a", advantage=kind), **more)
+    dataclasses.replace(run("a", phases=phases(kind)), **more)
   )["runs"][0]["which_n"]
-  known = {"prompts": 10, "drawn": 512, "won": 1, "missed": 9, "maxrl": 8}
+  known = {"prompts": 1024, "drawn": 512, "won": 1, "missed": 1022, "maxrl": 8}
   assert of("maxrl", visits=visits) == {"kind": "maxrl", "n": 8, **known}
   assert of("tokens", visits=visits) == {"kind": "tokens", "n": 2, **known}
   assert of("mine.py:advantage", visits=visits) is of("maxrl") is None

@@ -124,6 +124,7 @@ def test_the_n_that_prompts_need_by_hand():
   assert of("maxrl", *[256] * 10) == 2
   assert of("maxrl", *[64] * 10) == of("maxrl", *[64] * 9, 0) == 8
   assert of("maxrl", *[256] * 5, *[8] * 5) == 64
+  assert of("maxrl", *[1] * 10) == 512  # (355.2), as many as were drawn
   assert of("maxrl", *[256] * 8, 0, 0) is None  # who knows
   assert of("leave_one_out", *[8] * 10) == of("tokens", *[1] * 10) == 2
   assert of("grpo", *[8] * 10) == 32  # between leave-one-out and MaxRL

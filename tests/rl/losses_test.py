@@ -22,15 +22,10 @@ gspo, cispo = (
 
 def one_token(ratio: float, advantage: float):
   """Loss and its gradient in logp for a single valid token."""
+  args = jnp.zeros((1, 1)), jnp.array([advantage]), jnp.ones((1, 1), bool)
 
   def loss(logp):
-    mean, stats = losses.ppo_clip(
-      logp,
-      jnp.zeros((1, 1)),
-      jnp.array([advantage]),
-      jnp.ones((1, 1), bool),
-      **CLIP,
-    )
+    mean, stats = losses.ppo_clip(logp, *args, **CLIP)
     return mean.value, stats
 
   logp = jnp.log(jnp.full((1, 1), ratio))
@@ -116,17 +111,15 @@ def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
 
 @pytest.mark.ci
 def test_a_weight_of_c_is_c_equal_rows():
-  logp, old, advantage, mask = example(b=4)
+  logp, *rest = example(b=4)
   times = np.array([3, 1, 0, 2])
   repeat = lambda x: jnp.repeat(x, times, axis=0)
-  rows = tuple(map(repeat, (old, advantage, mask)))
+  rows = tuple(map(repeat, rest))
   weight = jnp.asarray(times, jnp.float32)
 
   def weighted(x):
-    loss, stats = losses.ppo_clip(
-      x, old, advantage, mask, weight=weight, **CLIP
-    )
-    kl = losses.kl_k2(x, old, mask, clamp=0.3, weight=weight)
+    loss, stats = losses.ppo_clip(x, *rest, weight=weight, **CLIP)
+    kl = losses.kl_k2(x, rest[0], rest[2], clamp=0.3, weight=weight)
     return loss, stats.clip_fraction, stats.approx_kl, kl
 
   def repeated(x):
@@ -172,13 +165,9 @@ def test_cispo_by_hand(ratio, advantage, weight, clipped):
 
 
 def test_reinforce_by_hand():
-  logp = jnp.array([[-0.7, 9.0]])
-  mask = jnp.array([[True, False]])
-  run = lambda x: (
-    policy_loss(
-      losses.LOSSES["reinforce"], x, jnp.ones((1, 2)), jnp.array([2.0]), mask
-    )[0].value
-  )
+  logp, reinforce = jnp.array([[-0.7, 9.0]]), losses.LOSSES["reinforce"]
+  args = jnp.ones((1, 2)), jnp.array([2.0]), jnp.array([[True, False]])
+  run = lambda x: policy_loss(reinforce, x, *args)[0].value
   value, grad = jax.value_and_grad(run)(logp)
   assert float(value) == pytest.approx(1.4)
   np.testing.assert_allclose(grad, [[-2.0, 0.0]])
@@ -237,12 +226,10 @@ def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
 
 
 def test_ppo_is_its_equation_and_a_correction_no_part_of_the_count():
-  logp, old, advantage, mask = example()
+  logp, old, advantage, mask = args = example()
   factor = 2.0 * jax.random.uniform(jax.random.key(7), logp.shape)
-  got, stats = losses.ppo_clip(
-    logp, old, advantage, mask, **CLIP, correction=factor
-  )
-  plain, plain_stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
+  got, stats = losses.ppo_clip(*args, **CLIP, correction=factor)
+  plain, plain_stats = losses.ppo_clip(*args, **CLIP)
   total = count = held = alone = 0.0
   for b, t in np.argwhere(np.asarray(mask)):
     rho, a = np.exp(float(logp[b, t] - old[b, t])), float(advantage[b])
@@ -256,10 +243,8 @@ def test_ppo_is_its_equation_and_a_correction_no_part_of_the_count():
   assert float(got.total) == pytest.approx(total, rel=1e-5)
   assert float(got.count) == float(plain.count) == count
   assert float(stats.clip_fraction.value) == pytest.approx(held / count)
-  for a, b in zip(
-    jax.tree.leaves(stats), jax.tree.leaves(plain_stats), strict=True
-  ):
-    assert float(a) == float(b)  # diagnostics are of the policy alone
+  numbers = lambda stats: [*map(float, jax.tree.leaves(stats))]
+  assert numbers(stats) == numbers(plain_stats)  # of the policy alone
 
 
 @pytest.mark.ci
@@ -391,14 +376,11 @@ def test_the_table_says_what_from_user_would_find(name):
 
 
 def test_the_unit_is_the_rank_of_what_a_loss_returns():
-  assert losses.from_user(squared, **CLIP) == losses.PolicyLoss(
-    squared, "token", ()
-  )
-  assert losses.from_user(mean_logp, **CLIP) == losses.PolicyLoss(
-    mean_logp, "sequence", ("clip_high",)
-  )
+  loss, found = losses.PolicyLoss, lambda of: losses.from_user(of, **CLIP)
+  assert found(squared) == loss(squared, "token", ())
+  assert found(mean_logp) == loss(mean_logp, "sequence", ("clip_high",))
   any_option = lambda logp, *_, **options: logp * options["clip_low"]
-  assert losses.from_user(any_option, **CLIP).options == losses.OPTIONS
+  assert found(any_option).options == losses.OPTIONS
 
 
 @pytest.mark.parametrize("function", [squared, mean_logp])

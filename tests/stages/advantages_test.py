@@ -68,11 +68,9 @@ def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
     keep=keep, length_weight=1.0, overlong_weight=1.0, overlong_buffer=4,
     truncated_factor=0.5,
   )  # fmt: skip
-  wrong = groups(
-    [[0.0] * 4, [1.0] * 4],
-    length=[[1, 2, 3, 4]] * 2,
-    truncated=[[False, False, False, True]] * 2,
-  )
+  raw, length = [[0.0] * 4, [1.0] * 4], [[1, 2, 3, 4]] * 2
+  cut = [[False, False, False, True]] * 2
+  wrong = groups(raw, length=length, truncated=cut)
   reward, _ = shaped(short(**how), wrong, active=True)
   assert len(np.unique(reward[0])) == len(np.unique(reward[1])) == 4
   assert informative(wrong, **how).tolist() == [False, False]
@@ -115,11 +113,8 @@ def test_rewards_of_length_by_hand(changes, active, added):
 
 
 def test_a_response_that_was_cut_keeps_a_share_of_its_reward():
-  some = groups(
-    [[1.0, 1.0, 0.5, 0.0]],
-    length=LENGTHS,
-    truncated=[[True, False, True, True]],
-  )
+  cut = [[True, False, True, True]]
+  some = groups([[1.0, 1.0, 0.5, 0.0]], length=LENGTHS, truncated=cut)
   c = short(truncated_factor=0.25)
   reward, added = shaped(c, some, active=True)
   assert reward.tolist() == [[0.25, 1.0, 0.125, 0.0]]
@@ -146,11 +141,8 @@ def stage(some, progress=RunState(), **changes):  # noqa: B008
   ],
 )
 def test_what_was_cut_may_count_nowhere(advantage, want):
-  some = groups(
-    [[1, 0, 1, 0]],
-    length=[[1, 1, 2, 4]],
-    truncated=[[False, False, False, True]],
-  )
+  cut = [[False, False, False, True]]
+  some = groups([[1, 0, 1, 0]], length=[[1, 1, 2, 4]], truncated=cut)
   got = stage(some, advantage=advantage, mask_truncated=True)
   np.testing.assert_allclose(got.advantage, [want], atol=2e-5)
   assert got.counts.tolist() == [[True, True, True, False]]
@@ -162,11 +154,8 @@ def test_what_was_cut_may_count_nowhere(advantage, want):
 
 def test_a_group_that_shaping_made_equal_gets_exactly_0():
   """Not the shift that longer wrong answers give to all others."""
-  some = groups(
-    [[1, 0], [1, 0]],
-    length=[[4, 4], [1, 3]],
-    truncated=[[True, False], [False, False]],
-  )
+  length, cut = [[4, 4], [1, 3]], [[True, False], [False, False]]
+  some = groups([[1, 0], [1, 0]], length=length, truncated=cut)
   got = stage(some, advantage="tokens", truncated_factor=0.0).advantage
   np.testing.assert_array_equal(got[0], 0.0)
   np.testing.assert_allclose(got[1], [3**0.5, -(3**-0.5)], rtol=1e-5)
@@ -246,3 +235,5 @@ def test_a_prompt_with_a_number_of_its_own_by_hand():
   assert not got.advantage[1, 2:].any() and not got.counts[1, 2:].any()
   assert got.metrics["reward/masked_fraction"] == 0.0
   assert got.metrics["reward/shaped_mean"] == pytest.approx(3 / 10)
+  right = 5 / 6 / 4, 5 / 3 / 2, 5 / 6 / 4  # of what each has drawn
+  assert got.metrics["theory/coefficient"] == pytest.approx(sum(right) / 3)

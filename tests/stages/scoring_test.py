@@ -96,13 +96,10 @@ def with_pool(monkeypatch, scorer, verdict):
 def test_equal_responses_are_judged_once(monkeypatch, scorer):
   fake = with_pool(monkeypatch, scorer, lambda r: Verdict("pass", 1.0, "", r))
   some = [examples().example(3, 0), examples().example(3, 1)]
-  rows = scorer.score_responses(
-    some, rollouts([["1", "2", "1", "1", "2", "3"]] * 2)
-  )
+  said = [["1", "2", "1", "1", "2", "3"]] * 2
+  rows = scorer.score_responses(some, rollouts(said))
   assert [job.response for job in fake.jobs] == ["1", "2", "3"] * 2
-  assert [[one.verdict.answer for one in row] for row in rows] == [
-    ["1", "2", "1", "1", "2", "3"]
-  ] * 2
+  assert [[one.verdict.answer for one in row] for row in rows] == said
   assert {one.task for one in rows[1]} == {some[1].task}
   assert {one.seconds for one in rows[0]} == {0.25}
 
@@ -217,6 +214,7 @@ def test_own_rewards_are_what_advantages_see(tmp_path):
   assert scores.valid.tolist() == [[not failed, True, True, True]]
   assert evaluated[-1].verdict.score == -1.0
   assert evaluated[-1].task == "odd"
+  assert evaluated[1].verdict.status == "pass"  # of "7", without "<think>"
 
 
 def test_own_rewards_without_files_are_refused(tmp_path):

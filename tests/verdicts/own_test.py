@@ -212,12 +212,10 @@ def test_what_is_no_score_is_invalid(value, why):
 
 def test_a_verdict_is_taken_as_it_is():
   given = Verdict("fail", 0.5, "wrong\nunit", "8 m")
-  assert verdicts(constant(given), ["x"]) == [
-    Verdict("fail", 0.5, "wrong unit", "8 m")
-  ]
-  assert verdicts(constant(Verdict("pass", 3.0)), ["x" * 2000]) == [
-    Verdict("pass", 3.0, "", "x" * own.MAX_ANSWER)
-  ]
+  (found,) = verdicts(constant(given), ["x"])
+  assert found == Verdict("fail", 0.5, "wrong unit", "8 m")
+  (found,) = verdicts(constant(Verdict("pass", 3.0)), ["x" * 2000])
+  assert found == Verdict("pass", 3.0, "", "x" * own.MAX_ANSWER)
   (own_invalid,) = verdicts(constant(Verdict("invalid", 0.0, "late")), ["x"])
   assert own_invalid.status == "invalid" and own_invalid.reason == "late"
 
@@ -353,7 +351,8 @@ def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
   assert out == "" and "I print good again" in err
 
 
-def test_a_group_that_hangs_is_invalid_as_a_whole(file):
+def test_a_group_that_hangs_is_invalid_as_a_whole(file, monkeypatch):
+  monkeypatch.setattr(own, "_IN_A_ROW", 2)  # calls, not responses
   file(
     "import time\n"
     "def score(responses):\n"
@@ -363,11 +362,8 @@ def test_a_group_that_hangs_is_invalid_as_a_whole(file):
   groups = [own.Group([first, "8"], example()) for first in ("8", "hang", "9")]
   with own.Rewards(["mine.py:score"], workers=1, timeout_s=0.5) as some:
     found = some.score(groups, step=1)
-  assert [[one.verdict.status for one in row] for row in found] == [
-    ["pass"] * 2,
-    ["invalid"] * 2,
-    ["pass"] * 2,
-  ]
+  said = [[one.verdict.status for one in row] for row in found]
+  assert said == [["pass"] * 2, ["invalid"] * 2, ["pass"] * 2]
 
 
 @pytest.mark.ci
@@ -418,6 +414,22 @@ def test_quick_responses_are_asked_together_and_one_that_hangs_is_late_alone(
     assert one.verdict.score == (0.0 if bad else score)
   tried = (tmp_path / "log").read_text().split()
   assert tried.count("hang") == 2 and tried.count("a") == 2  # together, alone
+
+
+def test_each_function_has_its_own_pace(file, monkeypatch):
+  file(
+    "import time\nquick = lambda response: 1\n"
+    "slow = lambda response: time.sleep(0.03) or 1\n"
+  )
+  asked, ask = [], own.FunctionWorker.ask
+  asks = lambda self, *how: asked.append(how[:2]) or ask(self, *how)
+  monkeypatch.setattr(own.FunctionWorker, "ask", asks)
+  with own.Rewards(["mine.py:quick", "mine.py:slow"], workers=1) as some:
+    for said in ("0123456", "789abcd"):
+      some.score([own.Group([*said], example())], step=1)
+  slow = [said for which, said in asked if which]
+  assert slow == [[one] for one in "0123456789abcd"]
+  assert len(asked) < 28  # the quick one is asked together
 
 
 def alive(pid):
@@ -554,16 +566,12 @@ def test_several_are_added(file):
   )
   names = ["mine.py:right", "mine.py:brief"]
   found = judged(names, ["is 8", "8 9"])
-  assert found == [
-    Verdict("pass", 1.5, "", "the answer"),
-    Verdict("fail", 2 / 3, "", "the answer"),
-  ]
+  verdict = lambda *said: Verdict(*said, "", "the answer")
+  assert found == [verdict("pass", 1.5), verdict("fail", 2 / 3)]
   # The first says whether it is a pass, however much there is for the other.
   found = judged(names[::-1], ["is 8", "8 9"])
-  assert [(v.status, v.score) for v in found] == [
-    ("fail", 1.5),
-    ("fail", 2 / 3),
-  ]
+  assert [one.status for one in found] == ["fail"] * 2
+  assert [one.score for one in found] == [1.5, 2 / 3]
   (found,) = judged(names, [""])
   assert found.status == "invalid" and "mine.py:right, line 3" in found.reason
 
@@ -595,9 +603,8 @@ def test_a_file_that_changes_while_the_run_goes_on_is_not_taken(file):
     file(text + "  return 2\n")
     (after,) = some.score([own.Group(["8"], example())], step=1)
   assert [one.verdict.status for one in before] == ["pass", "invalid"]
-  assert mentions(
-    after[0].verdict.reason, "of mine.py:f ... reward ... changed"
-  )
+  why = after[0].verdict.reason
+  assert mentions(why, "of mine.py:f ... reward ... changed")
 
 
 @pytest.mark.ci
