@@ -1,7 +1,4 @@
-"""The arms, their command lines, and what is kept of a run.
-
-A result is a small JSON file. An arm whose result exists is not run again.
-"""
+"""The arms, their command lines, and what is kept of a run."""
 
 import json
 import pathlib

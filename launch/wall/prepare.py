@@ -10,6 +10,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,29 +53,18 @@ def teach(directory: pathlib.Path, some: Sequence[Problem]) -> None:
   """
   texts = [text for p in some for text in (p.question, *p.right)]
   text = build(directory, texts, size=259, merges=0)
+  size: Any = dict(width=64, layers=2, heads=4, kv_heads=4, head_size=16)
   policy = Policy(
     vocab=text.size,
-    width=64,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    head_size=16,
+    **size,
     mlp=256,
     rope=Rope(100.0),
     norm_eps=1e-6,
     tied=True,
     qkv_bias=True,
   )
-  tx, _ = states.adamw(
-    lr=_RATE,
-    warmup=50,
-    total=UPDATES,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-8,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-  )
+  adam = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+  tx, _ = states.adamw(lr=_RATE, warmup=50, total=UPDATES, **adam)
   each = max(600 * UPDATES // len(some), 1)
   params = supervised.train(
     policy.init(jax.random.key(0)),

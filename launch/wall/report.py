@@ -45,6 +45,13 @@ KINDS = {
   "leave_one_out": "leave-one-out",
   "tokens": "whitened, the paper's",
 }
+END = (8, 16, 32, 128, 512, "need")
+# Arms that no row of the table of ends has.
+OTHERS = [
+  name
+  for name, (n, _, _, _, samples, _, widen) in arms.ARMS.items()
+  if widen or "rate" in name or samples != (8192 if n == "need" else 2048)
+]
 COLOURS = dict(zip(FIRST, ("C0", "C9", "C3", "k"), strict=True))
 
 
@@ -89,17 +96,6 @@ def first_table(results: study.Results) -> list[str]:
   return table([*head, "rollouts", "seeds"], rows)
 
 
-def rollout_table(results: study.Results) -> list[str]:
-  """The same at equal rollouts."""
-  at = horizon(results, "samples")
-  found = study.at_equal(results, [*FIRST], "samples", at)
-  rows = [
-    [FIRST[k], number(x["pass_at_1"]), number(x["dead"]), f"{x['busy_s']:.0f}"]
-    for k, x in found.items()
-  ]
-  return table(["", "pass@1", "dead prompts", "CPU-s"], rows)
-
-
 def progress_table(results: study.Results) -> list[str]:
   """Earlier runs where they reach the same pass@1; a row has one rate."""
   rows = []
@@ -130,42 +126,67 @@ def law_table(results: study.Results) -> list[str]:
   return table(["advantages", "N", "b expected", "b found"], rows)
 
 
+def at_end(results: study.Results, name: str) -> str:
+  """.41 (.33 to .49) at .59: prompts dead at pass@1, at the end of the runs."""
+  last = lambda k: study.prompts(results[name], k, "busy_s", np.inf)
+  dead, p = study.interval(last("dead")), last("pass_at_1").mean()
+  seeds = len(results[name])
+  return f"{number(dead)} at {short(p)}" + (", one seed" if seeds == 1 else "")
+
+
 def end_table(results: study.Results) -> list[str]:
-  """Every arm at the end of its runs, with what was expected of it."""
-  (told,) = (
-    x
-    for x in json.loads(PREDICTIONS.read_text()).values()
-    if isinstance(x, dict)
-  )
-  rows = []
-  for name in arms.ARMS.keys() & results.keys():
-    row = [name]
-    for measure in ("pass_at_1", "dead"):
-      p = study.prompts(results[name], measure, "busy_s", np.inf)
-      row.append(number(study.interval(p)))
-      if name in told:
-        low, high = told[name][measure]
-        inside = low - 0.005 <= p.mean() <= high + 0.005
-        row[-1] += f"; {short(low)} to {short(high)}{'' if inside else ' ✗'}"
-    last = [run["points"]["busy_s"][-1] for run in results[name].values()]
-    rows.append([*row, f"{np.mean(last):.0f}", str(len(last))])
-  rows.sort(key=lambda row: [*arms.ARMS].index(row[0]))
-  head = ["arm", "pass@1; expected", "dead prompts; expected", "CPU-s", "seeds"]
-  return table(head, rows)
+  """Prompts dead and pass@1 at the ends of runs, by task and advantages."""
+  rows: dict[tuple[str, str], dict[int | str, str]] = {}
+  for name, arm in arms.ARMS.items():
+    if name in results and name not in OTHERS:
+      row = rows.setdefault((arm.task, arm.kind), {})
+      row[arm.n] = at_end(results, name)
+  cells = [
+    [f"{task}, {KINDS[kind]}", *(row.get(n, "") for n in END)]
+    for (task, kind), row in rows.items()
+  ]
+  head = ["by need" if n == "need" else f"N = {n}" for n in END]
+  return table(["dead at pass@1", *head], cells)
 
 
 def sentences(results: study.Results) -> list[str]:
-  """What the first table says, as differences of pairs of prompts."""
-  at, out = horizon(results), []
+  """What the tables do not show, a line each."""
+  at, out = horizon(results, "samples"), []
+  equal = study.at_equal(results, [*FIRST], "samples", at)
+  each = [f"{FIRST[k]} {number(x['pass_at_1'])}" for k, x in equal.items()]
+  out.append(f"- At {at:,.0f} rollouts pass@1 is: {'; '.join(each)}.")
+  at = horizon(results)
   for first, other in (("n512", "n16"), ("need", "n512")):
     each = [
       f"{LABELS[k]} {number(study.difference(results, first, other, at, k))}"
       for k in ("pass_at_1", "dead")
     ]
-    out.append(f"{FIRST[first]} minus {FIRST[other]}: {', '.join(each)}.")
+    out.append(f"- {FIRST[first]} minus {FIRST[other]}: {', '.join(each)}.")
   dead, back = study.came_back(results)
-  out.append(f"Of {dead} dead half-way through a run, {back} ended above .01.")
-  return out
+  out.append(
+    f"- Of {dead} dead half-way through a run, {back} ended above .01."
+  )
+  for name in [name for name in OTHERS if name in results]:
+    at, was = arms.ARMS[name].widen, ""
+    if at:
+      each = [run["points"] for run in results[name].values()]
+      then = np.mean([np.interp(at, x["step"], x["dead"]) for x in each])
+      was = f"; {short(float(then))} at step {at}"
+    out.append(f"- `{name}` ended with {at_end(results, name)}{was}.")
+  return [*out, outside(results)]
+
+
+def outside(results: study.Results) -> str:
+  """Which ends were not as predicted."""
+  told, out = json.loads(PREDICTIONS.read_text()), []
+  (told,) = (x for x in told.values() if isinstance(x, dict))
+  for name in [name for name in told if name in results]:
+    for measure, (low, high) in told[name].items():
+      p = study.prompts(results[name], measure, "busy_s", np.inf).mean()
+      if not low - 0.005 <= p <= high + 0.005:
+        what = f"`{name}` {LABELS[measure]} {short(p)}"
+        out.append(f"{what} ({short(low)} to {short(high)})")
+  return f"- Ends outside what was expected: {', '.join(out)}."
 
 
 def figure(results: study.Results, path: pathlib.Path) -> None:
@@ -263,9 +284,6 @@ def main() -> None:
     return
   seconds = horizon(results)
   print(f"At {seconds:.0f} CPU-s:", *first_table(results), sep="\n")
-  rollouts = horizon(results, "samples")
-  equal = rollout_table(results)
-  print(f"\nAt {rollouts:,.0f} rollouts:", *equal, sep="\n")
   for make in (sentences, progress_table, law_table, end_table):
     print("", *make(results), sep="\n")
   if a.figure is not None:

@@ -90,9 +90,8 @@ def difference(
   results: Results, first: str, other: str, at: float, measure: str
 ) -> dict[str, float]:
   """The first arm minus the other at equal CPU-seconds, paired by prompt."""
-  one, two = (
-    prompts(results[x], measure, "busy_s", at) for x in (first, other)
-  )
+  both = first, other
+  one, two = (prompts(results[x], measure, "busy_s", at) for x in both)
   n = min(len(one), len(two))
   return interval(one[:n] - two[:n])
 

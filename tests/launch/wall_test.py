@@ -1,18 +1,17 @@
 """Tests of launch/wall: prompts, probabilities, statistics, tables."""
 
-import ast
 import collections
-import importlib
 import pathlib
 import sys
 from types import SimpleNamespace
 
-import configured
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs_for_tests as made
 import scipy.stats
+from absl import flags
+from ml_collections import config_flags
 
 from brorl_jax.configs import match, n16, n512, need
 from brorl_jax.main import settings
@@ -93,23 +92,14 @@ def test_the_embedded_prompts_are_hard_for_the_embedded_policy():
     assert line["right"] == twin["right"] and len(line["right"]) == 1
 
 
-def config_of(name, root):
-  """The config of an arm with its flags."""
-  config, *flags = arms.flags(arms.ARMS[name], root, seed=3)
-  file = pathlib.Path(config.removeprefix("--config=")).stem
-  c = importlib.import_module(f"brorl_jax.configs.{file}").get_config()
-  for flag in flags:
-    field, text = flag.removeprefix("--config.").split("=", 1)
-    plain = text[0].isalpha() or text[0] == "/"
-    value = text if plain else ast.literal_eval(text)
-    c = configured.changed(c, **{field: value})
-  return c
-
-
 @pytest.mark.parametrize("name", arms.ARMS)
 def test_every_arm_is_a_config(name, tmp_path):
-  arm = arms.ARMS[name]
-  c = settings.training(config_of(name, tmp_path))
+  arm, holder = arms.ARMS[name], flags.FlagValues()
+  argv = ["", *arms.flags(arm, tmp_path, seed=3)]
+  argv[1] = argv[1].replace("configs", str(ROOT / "configs"))
+  config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
+  holder(argv)
+  c = settings.training(holder.config)
   got = c.run.seed, c.advantage.kind, c.run.max_samples, c.sampling.samples
   assert got == (3, arm.kind, arm.rollouts, arm.samples)
   last = c.phases[-1].config
@@ -129,7 +119,7 @@ def test_a_config_of_hard_prompts_is_an_arm(of):
   got = c.advantage.kind, c.sampling.samples, c.optim.lr
   assert got == (arm.kind, arm.samples, 2.0**arm.power)
   got = c.filter.keep, c.reference.kl_weight, c.sampling.max_new_tokens
-  assert got == ("all", 0.0, 4) and c.eval.temperature == c.eval.top_p == 1.0
+  assert (*got, c.eval.temperature, c.eval.top_p) == ("all", 0.0, 4, 1.0, 1.0)
   most = c.run.steps * min(arm.samples, 2048)  # by need about a half of it
   assert 0.95 < most / arm.rollouts < 2.1 and c.run.keep_checkpoints >= 8
 
@@ -163,10 +153,11 @@ def test_a_summary_by_hand():
 
 def test_prompts_lie_between_checkpoints_and_end_with_the_last():
   runs = {"0": result([0.0, 10.0, 30.0], [0.0, 0.2], [0.2, 0.2], [1.0, 0.6])}
-  at = lambda x, by="busy_s": study.prompts(runs, by, x)[0].tolist()
-  assert at(5.0) == pytest.approx([0.1, 0.2])
-  assert at(20.0) == at(1500, "samples") == pytest.approx([0.6, 0.4])
-  assert at(99.0) == pytest.approx([1.0, 0.6])
+  at = lambda what, x, by="busy_s": study.prompts(runs, what, by, x)[0].tolist()
+  assert at("pass_at_1", 5.0) == pytest.approx([0.1, 0.2])
+  assert at("pass_at_1", 1500, "samples") == pytest.approx([0.6, 0.4])
+  assert at("pass_at_1", 99.0) == pytest.approx([1.0, 0.6])
+  assert at("dead", 4.0) == pytest.approx([0.6, 0.0])
 
 
 def test_an_interval_has_the_variance_of_seeds_and_of_prompts():
@@ -190,7 +181,7 @@ def test_differences_are_paired_by_prompt():
 
 
 def test_progress_is_read_where_a_level_is_first_reached():
-  up = [[0.0, 0.0], [0.2, 0.2], [0.6, 0.0], [0.1, 0.1]]
+  up = [0.0, 0.0], [0.2, 0.2], [0.6, 0.0], [0.1, 0.1]
   runs = {"0": result([0.0, 10.0, 20.0, 30.0], *up)}
   got = study.at_progress(runs, 0.25)
   assert got["busy_s"] == {"mean": pytest.approx(15.0), "half": 0.0}
@@ -216,17 +207,16 @@ def test_a_slope_by_hand():
   assert study.slope(results, "tokens") is None  # one N has no slope
 
 
-def test_a_run_is_read_and_stands_beside_the_stored_ones(
-  tmp_path, monkeypatch, capsys
-):
+def test_a_run_beside_the_stored_ones(tmp_path, monkeypatch, capsys):
   """After s steps of s seconds p is s / 20 for both prompts, s / 10 for the one
   twin; besides the start two of five steps are read."""
   folder, both, twin = (tmp_path / name for name in ("mine", "both", "twin"))
   for file, asked in ((both, "ab"), (twin, "c")):
     made.dump(file, [{"prompt": x, "right": ["8"]} for x in asked])
-  data = {"files": [str(both)], "heldout_files": [str(twin)]}
+  data = {"data": {"files": [str(both)], "heldout_files": [str(twin)]}}
+  data["sampling"] = {"n": 512, "rounds": []}
   about = {
-    "config": {"policy": {"checkpoint": "embedded:hard"}, "data": data},
+    "config": data | {"policy": {"checkpoint": "embedded:hard"}},
     "machine": {"devices": ["cpu"], "processor": "P"},
     "versions": {"jax": "1"},
   }
@@ -263,13 +253,11 @@ def test_a_run_is_read_and_stands_beside_the_stored_ones(
   said = capsys.readouterr().out
   assert "| 4,096 | 3 | 0.1 |" in said
   assert "At 5 CPU-s of M, where N = 512 has 10,240 rollouts:" in said
-  assert "| this run, mine | 0.25 | 0.00 | 0.50 | 1 |" in said
+  assert "| this run, mine | .25 | .00 | .50 | 1 |" in said
   assert "| N = 512 | .15 (" in said
 
 
-def test_arms_that_are_unknown_and_results_that_are_missing_say_so(
-  tmp_path, monkeypatch
-):
+def test_what_is_unknown_or_missing_is_said(tmp_path, monkeypatch):
   monkeypatch.setattr("sys.argv", ["run", str(tmp_path), "--arms=n16,n17"])
   with pytest.raises(SystemExit, match="--arms=n17 is not one of n16, "):
     run.main()
@@ -281,13 +269,23 @@ def test_arms_that_are_unknown_and_results_that_are_missing_say_so(
   (tmp_path / "bad.json").write_text("{")
   with pytest.raises(SystemExit, match=r"bad\.json is damaged .* delete it"):
     arms.read(tmp_path / "bad.json")
+  monkeypatch.setattr("sys.argv", ["report", str(STORED), "--run=none"])
+  with pytest.raises(SystemExit, match="--run=none is no run of configs/n512"):
+    report.main()
+
+
+def test_prompts_that_came_back_are_counted():
+  """Dead half-way: two of three; one of these ends above .01."""
+  p = [0.5, 0.5, 0.5], [0.5, 0.0, 9e-5], [0.0, 0.009, 0.011]
+  results = {"n8": {"0": result([0.0, 1.0, 2.0], *p)}, "earlier/own": {}}
+  assert study.came_back(results) == (2, 1)
 
 
 def test_the_documents_have_the_tables_of_the_results():
   results = arms.read(STORED)
   table = report.first_table(results)
-  others = report.rollout_table(results)
-  others += report.progress_table(results) + report.law_table(results)
+  others = report.sentences(results) + report.progress_table(results)
+  others += report.law_table(results) + report.end_table(results)
   told = {"README.md": table[2:], "launch/wall/README.md": table + others}
   for path, lines in told.items():
     lacking = {*lines} - {*(ROOT / path).read_text().splitlines()}

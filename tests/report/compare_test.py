@@ -325,12 +325,14 @@ def test_which_n_its_advantages_want():
   """Of the last 1,024 at first: p = 1/8 or more. Half right is not won."""
   of = lambda *counts: [{"right": k, "drawn": n} for k, n in counts]
   last = of(*[(0, 512)] * 1023, (2, 4), (4, 4))
-  visits = [*zip(of(*[(64, 512)] * 1024, (3, 4)), last, strict=True)]
+  early = of((0, 512), *[(64, 512)] * 1023, (3, 4))
+  visits = [*zip(early, last, strict=True)]
   phases = lambda kind: [{"from_step": 2, "advantage.kind": kind}]
   of = lambda kind, **more: numbers(
     dataclasses.replace(run("a", phases=phases(kind)), **more)
   )["runs"][0]["which_n"]
   known = {"prompts": 1024, "drawn": 512, "won": 1, "missed": 1022, "maxrl": 8}
+  known |= {"lost": 1022}
   assert of("maxrl", visits=visits) == {"kind": "maxrl", "n": 8, **known}
   assert of("tokens", visits=visits) == {"kind": "tokens", "n": 2, **known}
   assert of("mine.py:advantage", visits=visits) is of("maxrl") is None

@@ -235,5 +235,5 @@ def test_a_prompt_with_a_number_of_its_own_by_hand():
   assert not got.advantage[1, 2:].any() and not got.counts[1, 2:].any()
   assert got.metrics["reward/masked_fraction"] == 0.0
   assert got.metrics["reward/shaped_mean"] == pytest.approx(3 / 10)
-  right = 5 / 6 / 4, 5 / 3 / 2, 5 / 6 / 4  # of what each has drawn
-  assert got.metrics["theory/coefficient"] == pytest.approx(sum(right) / 3)
+  each = 1 / 4, 1 / 2, 1 / 4  # of a prompt alone
+  assert got.metrics["theory/coefficient"] == pytest.approx(sum(each) / 3)
