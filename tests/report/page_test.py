@@ -189,10 +189,9 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
   ]  # fmt: skip
   # Of three prompts the visits had 9 and then 1, 0 and 16 right of 16.
   (which,) = rows(parsed, "Which N")
-  assert which[:7] == [NASTY, "tokens", "3", "1", "1", "16", "above"]
-  assert which[7].endswith(
-    "hardly protects prompts; maxrl would, with N above 16"
-  )
+  assert which[:8] == [NASTY, "tokens", "3", "1", "1", "0", "16", "any"]
+  said = "N hardly protects prompts; maxrl would, with N above 16"
+  assert which[8] == said
   assert rows(parsed, "Output tokens, before and after")[1] == [
     NASTY, "math", "5.5 → 5.5", "25.00 → 75.00", "0.0 → 0.0"
   ]  # fmt: skip
