@@ -42,7 +42,7 @@ ARMS: dict[str, Arm] = {
   "n128": Arm(128, -11, 1_500_000),
   "n16-16x-prompts": Arm(16, -9, 850_000, samples=32_768),
   "n16-whitened": Arm(16, -11.5, 720_000, "tokens"),
-  "n512-whitened": Arm(512, -11, 1_800_000, "tokens"),
+  "n512-whitened": Arm(512, -11, 2_400_000, "tokens"),
   "need-whitened": Arm("need", -10, 900_000, "tokens", samples=8192),
   "n16-leave-one-out": Arm(16, -11.5, 720_000, "leave_one_out"),
   "n512-leave-one-out": Arm(512, -11, 2_400_000, "leave_one_out"),

@@ -207,7 +207,7 @@ def figure(results: study.Results, path: pathlib.Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
   handles, labels = time.get_legend_handles_labels()
   drawing.legend(
-    handles, labels, loc="outside lower center", ncols=3, frameon=False
+    handles, labels, loc="outside lower center", ncols=4, frameon=False
   )
   drawing.savefig(path, dpi=144)
 
