@@ -29,7 +29,6 @@ class Arm(NamedTuple):
   widen: int = 0  # steps with N = 16, after which it is n
 
 
-MILLION = 1_000_000
 ARMS: dict[str, Arm] = {
   "n16": Arm(16, -11.5, 720_000),
   "n16-8x-prompts": Arm(16, -9.5, 720_000, samples=16_384),

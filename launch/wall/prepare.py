@@ -84,8 +84,7 @@ def prepare(directory: pathlib.Path, task: str) -> None:
   directory.mkdir(parents=True, exist_ok=True)
   some = TASKS[task](count=CANDIDATES[task], seed=0)
   teach(directory, [one for pair in some for one in (pair.train, pair.heldout)])
-  lines = [example(pair.train) for pair in some]
-  p = exact.pass_rates(directory, lines).sum(axis=1)
+  p = exact.pass_rates(directory, [example(x.train) for x in some]).sum(axis=1)
   chosen = hard(some, p, count=PROMPTS)
   for name, of in (("hard", "train"), ("heldout", "heldout")):
     lines = [json.dumps(example(getattr(pair, of))) + "\n" for pair in chosen]

@@ -26,6 +26,7 @@ FIRST = {
   "n16-8x-prompts": "N = 16, 8 x the prompts",
   "n512": "N = 512",
   "need": "16 to 512 by need",
+  "n512-whitened": "N = 512, whitened",
 }
 LABELS = {"pass_at_1": "pass@1", "dead": "dead", "best_at_256": "best@256"}
 NS = (8, 16, 32, 64, 128, 512)
@@ -38,6 +39,8 @@ PROGRESS = (
   ("own", "maxrl", 2048, 0.2, "dead"),
   ("own", "maxrl", 8192, 0.2, "dead"),
   ("countdown", "maxrl", 2048, 0.2, "dead"),
+  ("steps", "maxrl", 2048, 0.15, "dead"),
+  ("steps", "maxrl", 2048, 0.15, "best_at_256"),
 )
 KINDS = {
   "maxrl": "MaxRL",
@@ -52,7 +55,7 @@ OTHERS = [
   for name, (n, _, _, _, samples, _, widen) in arms.ARMS.items()
   if widen or "rate" in name or samples != (8192 if n == "need" else 2048)
 ]
-COLOURS = dict(zip(FIRST, ("C0", "C9", "C3", "k"), strict=True))
+COLOURS = dict(zip(FIRST, ("C0", "C9", "C3", "k", "C1"), strict=True))
 
 
 def short(x: float, digits: int = 2) -> str:
@@ -61,9 +64,9 @@ def short(x: float, digits: int = 2) -> str:
 
 
 def number(x: Mapping[str, float], digits: int = 2) -> str:
-  """A mean with its interval: .61 (.55 to .67)."""
+  """A mean with its interval: .61 (.55-.67)."""
   mean, low, high = (short(x[k], digits) for k in ("mean", "low", "high"))
-  return f"{mean} ({low} to {high})"
+  return f"{mean} ({low}{' to ' if x['low'] < 0.0 else '-'}{high})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -73,8 +76,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def horizon(results: study.Results, by: str = "busy_s") -> float:
-  """What the arms of the first table have all spent, rounded down."""
-  most = study.end(results, [*FIRST], by)
+  """What all of the first table but its last have spent, rounded down."""
+  most = study.end(results, [*FIRST][:-1], by)
   unit = 10.0 if by == "busy_s" else 50_000.0
   return most // unit * unit
 
@@ -97,13 +100,14 @@ def first_table(results: study.Results) -> list[str]:
 
 
 def progress_table(results: study.Results) -> list[str]:
-  """Earlier runs where they reach the same pass@1; a row has one rate."""
+  """Runs where they reach the same pass@1; of a row of own at one rate."""
   rows = []
   for task, kind, samples, level, measure in PROGRESS:
     batch = f", {samples:,} samples" if samples != 2048 else ""
     row = [f"{task}, {KINDS[kind]}{batch}", level, LABELS[measure]]
     for n in NS:
-      runs = results.get(f"earlier/{task}/{kind}/{samples}/{n}", {})
+      runs = results.get(f"earlier/{task}/{kind}/{samples}/{n}")
+      runs = runs or results.get(f"{task}-n{n}", {})
       x = (study.at_progress(runs, level) or {}).get(measure)
       text = short(x["mean"]) if x else ""
       row.append(f"{text} ± {short(x['half'])}" if x and x["half"] else text)
@@ -119,7 +123,7 @@ def law_table(results: study.Results) -> list[str]:
     if (x := study.slope(results, kind)) is not None:
       values = ", ".join(map(str, sorted(x["n"])))
       expected = told.get(kind, 0.0)
-      one = f"{x['mean']:.3f}, one seed".removeprefix("0")
+      one = f"{short(x['mean'], 3)}*"
       came = number(x, 3) if x["low"] < x["high"] else one
       mark = "" if abs(x["mean"] - expected) <= 0.02 else " ✗"
       rows.append([name, values, f"{short(expected)} ± .02", came + mark])
@@ -127,11 +131,10 @@ def law_table(results: study.Results) -> list[str]:
 
 
 def at_end(results: study.Results, name: str) -> str:
-  """.41 (.33 to .49) at .59: prompts dead at pass@1, at the end of the runs."""
+  """.41 (.33-.49) at .59: dead at pass@1, at the end of the runs; * of one."""
   last = lambda k: study.prompts(results[name], k, "busy_s", np.inf)
   dead, p = study.interval(last("dead")), last("pass_at_1").mean()
-  seeds = len(results[name])
-  return f"{number(dead)} at {short(p)}" + (", one seed" if seeds == 1 else "")
+  return f"{number(dead)} at {short(p)}{'*' if len(results[name]) == 1 else ''}"
 
 
 def end_table(results: study.Results) -> list[str]:
@@ -166,7 +169,7 @@ def sentences(results: study.Results) -> list[str]:
   out.append(
     f"- Of {dead} dead half-way through a run, {back} ended above .01."
   )
-  for name in [name for name in OTHERS if name in results]:
+  for name in [x for x in OTHERS if x in results and x not in FIRST]:
     at, was = arms.ARMS[name].widen, ""
     if at:
       each = [run["points"] for run in results[name].values()]
@@ -185,7 +188,7 @@ def outside(results: study.Results) -> str:
       p = study.prompts(results[name], measure, "busy_s", np.inf).mean()
       if not low - 0.005 <= p <= high + 0.005:
         what = f"`{name}` {LABELS[measure]} {short(p)}"
-        out.append(f"{what} ({short(low)} to {short(high)})")
+        out.append(f"{what} ({short(low)}-{short(high)})")
   return f"- Ends outside what was expected: {', '.join(out)}."
 
 
@@ -207,7 +210,7 @@ def figure(results: study.Results, path: pathlib.Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
   handles, labels = time.get_legend_handles_labels()
   drawing.legend(
-    handles, labels, loc="outside lower center", ncols=4, frameon=False
+    handles, labels, loc="outside lower center", ncols=5, frameon=False
   )
   drawing.savefig(path, dpi=144)
 
@@ -282,8 +285,7 @@ def main() -> None:
       )
     print(*with_run(results, a.run), sep="\n")
     return
-  seconds = horizon(results)
-  print(f"At {seconds:.0f} CPU-s:", *first_table(results), sep="\n")
+  print(f"At {horizon(results):.0f} CPU-s:", *first_table(results), sep="\n")
   for make in (sentences, progress_table, law_table, end_table):
     print("", *make(results), sep="\n")
   if a.figure is not None:
