@@ -106,9 +106,9 @@ def progress_table(results: study.Results) -> list[str]:
     batch = f", {samples:,} samples" if samples != 2048 else ""
     row = [f"{task}, {KINDS[kind]}{batch}", level, LABELS[measure]]
     for n in NS:
-      runs = results.get(f"earlier/{task}/{kind}/{samples}/{n}")
-      runs = runs or results.get(f"{task}-n{n}", {})
-      x = (study.at_progress(runs, level) or {}).get(measure)
+      keys = f"earlier/{task}/{kind}/{samples}/{n}", f"{task}-n{n}"
+      found = (study.at_progress(results.get(k, {}), level) for k in keys)
+      x = next((each[measure] for each in found if each), None)
       text = short(x["mean"]) if x else ""
       row.append(f"{text} ± {short(x['half'])}" if x and x["half"] else text)
     rows.append(row)
