@@ -111,16 +111,11 @@ def _show(this: Run, phase: Phase) -> None:
 
 def locate(checkpoint: str) -> pathlib.Path:
   """The directory of config.json; unlike `huggingface.locate`, no download."""
-  path = pathlib.Path(checkpoint)
-  if path.exists() or path.is_absolute() or len(path.parts) != 2:
-    return huggingface.locate(checkpoint)
-  # The presets' own, which can so be planned before they are downloaded.
-  known = _ARCHITECTURES / path.name
-  if known.is_dir():
-    return known
-  raise ValueError(
-    f"config.policy.checkpoint = {checkpoint!r} is not a directory on this "
-    f"machine; a plan needs only its config.json: run 'hf download "
-    f"{checkpoint} config.json --local-dir {path.name}', then use "
-    f"--config.policy.checkpoint={path.name}"
-  )
+  try:
+    return huggingface.locate(checkpoint, plan=True)
+  except ValueError:
+    # The presets' own can be planned before they are downloaded.
+    named = huggingface.HUB.fullmatch(checkpoint)
+    if named and (known := _ARCHITECTURES / named[2]).is_dir():
+      return known
+    raise

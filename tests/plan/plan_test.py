@@ -7,6 +7,7 @@ import json
 import math
 import re
 
+import hub_cache
 import jax
 import one_step
 import pytest
@@ -243,14 +244,16 @@ def test_presets_fit_eight_devices_that_are_not_here(
   assert found(mean_tokens=0, int8_cache=True)[0] > 1.3 * longest
 
 
-def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):
-  monkeypatch.setattr(huggingface, "locate", lambda _: pytest.fail("downloads"))
-  c = n512.get_config("1p5b")
-  c.policy.checkpoint = name = "somebody/Model-1B"
-  with pytest.raises(UserError) as e:
-    plan_of(settings.typed(c))
-  assert f"checkpoint = '{name}' is not a directory" in str(e.value)
-  assert f"'hf download {name} config.json --local-dir Model-1B" in str(e.value)
+def test_a_plan_reads_the_cache_of_the_hub(tmp_path, monkeypatch, capsys):
+  hub_cache.made(tmp_path, monkeypatch, v2=huggingface.ASSETS)
+  plan_of(config(checkpoint="maker/model@v2"))
+  assert "rollouts: " in capsys.readouterr().out
+  command = "'hf download maker/model config.json --revision v1'"
+  with refuses(UserError, f"checkpoint 'maker/model@v1' ... {command}"):
+    plan_of(config(checkpoint="maker/model@v1"))
+  known = n512.get_config("1p5b").policy.checkpoint
+  for name in (known, f"{known}@main"):  # comes with the package
+    assert plan_command.locate(name).name == known.partition("/")[2]
 
 
 def test_devices_that_are_not_here_cannot_be_asked(capsys):
@@ -305,7 +308,9 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
   )
   fields = others(tmp_path / "mine.jsonl")
   plan_of(config(checkpoint=str(source), **fields))
-  said = capsys.readouterr().out.splitlines()[-1]
+  text = capsys.readouterr().out
+  assert "CPU devices" in text  # float32: not meant for accelerators
+  said = text.splitlines()[-1]
   assert re.fullmatch(
     r"files: \d+ examples, held out \d+; the length of their prompts is"
     rf" unknown: {source} has no tokenizer\.json",
@@ -317,6 +322,8 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
 
 
 def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
+  plan_of(config(dtype="bfloat16", mesh_fsdp=1))  # an embedded policy
+  assert "on 1 x 1 CPU devices" in capsys.readouterr().out
   c = config(dtype="bfloat16", memory_bytes=10**8, mesh_fsdp=1)
   plan_of(c)
   got = one_step.resolved(c).phases[0].memory
