@@ -70,8 +70,7 @@ def first_line(error: BaseException) -> str:
 
 def of_system(error: OSError, text: str) -> UserError:
   """The error, with this text, of a command that a system error ends."""
-  kind = StorageError if status(error) == STORAGE else UserError
-  return kind(text)
+  return (StorageError if status(error) == STORAGE else UserError)(text)
 
 
 def status(error: OSError) -> int:

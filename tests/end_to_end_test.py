@@ -138,8 +138,7 @@ def test_a_run_leaves_what_it_promises(whole):
   assert set(promised.split()) <= lines[0].keys()
   assert all(line["policy/logp_gap_max"] < 1e-4 for line in lines)
   assert all(line["theory/correct_change_first_order"] for line in lines)
-  active = [line["reward/length_active"] for line in lines]
-  assert active == [0] * 3 + [1, 0, 0]
+  assert [line["reward/length_active"] for line in lines] == [0] * 3 + [1, 0, 0]
   generated = np.diff([0, *(line["data/samples_total"] for line in lines)])
   for line, count in zip(lines, generated, strict=True):
     assert line["sampling/pass_rate"] * count == pytest.approx(64)

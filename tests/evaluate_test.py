@@ -110,8 +110,7 @@ def test_one_record_for_each_sample():
   }  # fmt: skip
   assert records[3 * N]["tokens"] == 4 and records[3 * N]["truncated"] is True
   for i, right in enumerate(RIGHT):
-    passed = [r["pass"] for r in records[i * N : (i + 1) * N]]
-    assert sum(passed) == right
+    assert sum([r["pass"] for r in records[i * N : (i + 1) * N]]) == right
   assert json.loads(json.dumps(records)) == records
 
 
@@ -303,8 +302,7 @@ def test_what_could_not_be_judged_does_not_count():
   assert got["invalid"] == 2 and want["invalid"] == 0
   for name in ("pass_at_k", "majority_at_k"):
     # Of two that count, four is taken as two.
-    wanted = want[name] | {"4": want[name]["2"]}
-    assert got[name] == pytest.approx(wanted)
+    assert got[name] == pytest.approx(want[name] | {"4": want[name]["2"]})
   assert got["mean_score"] == 0.5
   assert got["tokens_mean"] == 3.5  # of all: they were sampled
   none = one("iiii")

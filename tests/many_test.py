@@ -207,8 +207,7 @@ def test_a_run_goes_on_on_another_mesh(site, alone):
   ]
   changes = site / "meshes"
   trained(site, changes, 2, *mesh(data=2), "--config.run.steps=1")
-  again = (*mesh(expert=2), "--allow_config_change")
-  trained(site, changes, 2, *again)
+  trained(site, changes, 2, *(*mesh(expert=2), "--allow_config_change"))
   alike(alone, changes)
 
 
@@ -394,5 +393,4 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
       )
       if victim == 1 and (story := workdir / "events.jsonl").exists():
         assert events.last_word(story) == line.removeprefix("error: ")
-  again = trained(site, workdir, 2, THREE)
-  assert exact(again) == undisturbed.numbers
+  assert exact(trained(site, workdir, 2, THREE)) == undisturbed.numbers

@@ -21,8 +21,7 @@ def config(**changes):
 
 def machine(count: int = 1) -> Machine:
   axes = meshes.Axes(fsdp=count)
-  mesh = meshes.over([jax.devices()[:count]], axes)
-  return Machine(axes, here(), 1, mesh)
+  return Machine(axes, here(), 1, meshes.over([jax.devices()[:count]], axes))
 
 
 def resolved(c: Config | None = None, **changes) -> Run:

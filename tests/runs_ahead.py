@@ -55,11 +55,10 @@ def run(
   load = Load(
     policy, 0, n=4, prompts=64, prompt_tokens=10, max_new_tokens=6, axes=axes
   )
-  few = dataclasses.replace(load, prompts=8)
   memory = dataclasses.replace(
     phase.memory,
     rollouts=RolloutPlan(load, 3, 16, POOL),
-    heldout=RolloutPlan(few, 2, 16, POOL),
+    heldout=RolloutPlan(dataclasses.replace(load, prompts=8), 2, 16, POOL),
     sampling_bytes=10_000_000,
     applying_bytes=20_000_000,
   )

@@ -44,12 +44,11 @@ def sample(
   for p, ids in enumerate(prompts):
     rows[p, :, S - len(ids) : S] = ids
   fold = jnp.vectorize(jax.random.fold_in)
-  keys = fold(fold(key, jnp.arange(P)[:, None]), jnp.arange(n)[None])
   out, logp = _continue(
     policy.logits,
     params,
     jnp.asarray(rows.reshape(P * n, -1)),
-    keys.ravel(),
+    fold(fold(key, jnp.arange(P)[:, None]), jnp.arange(n)[None]).ravel(),
     SamplingParams(**sampling),
     T,
   )

@@ -55,8 +55,7 @@ class Table:
   def decode_step(
     self, weights, shared, pages, token, length, which, column, used
   ):
-    page = pages[-1].at[:, column].set(token.ravel())
-    return weights[token], page
+    return weights[token], pages[-1].at[:, column].set(token.ravel())
 
   def pool(self, blocks, columns):
     return jnp.full((blocks, columns), 1000, jnp.int32)

@@ -51,8 +51,7 @@ def rollouts(seed=0, kinds=5):
 
 def prompts(seed=0):
   rng = np.random.default_rng(seed)
-  length = rng.integers(1, S + 1, P)
-  mask = np.arange(S) >= S - length[:, None]
+  mask = np.arange(S) >= S - rng.integers(1, S + 1, P)[:, None]
   tokens = np.where(mask, rng.integers(1, V, (P, S)), 0).astype(np.int32)
   return Prompts(tokens, mask, np.arange(P, dtype=np.int32))
 

@@ -97,10 +97,11 @@ class PolicyConfig(Section):
 
   checkpoint: str = setting(
     "",
-    "Hugging Face directory or name of a model on the hub. Embedded are '', "
-    "which answers at once in at most 6 tokens, 'embedded:steps', which writes "
-    "its steps first, and 'embedded:hard', which guesses. --mode=evaluate and "
-    "--mode=export accept a run folder or one of its checkpoints.",
+    "Hugging Face directory or model of the hub, NAME or NAME@revision. "
+    "Embedded are '', which answers at once in at most 6 tokens, "
+    "'embedded:steps', which writes its steps first, and 'embedded:hard', "
+    "which guesses. --mode=evaluate and --mode=export accept a run folder or "
+    "one of its checkpoints.",
   )
   chat_template: str = setting(
     "",
@@ -203,8 +204,7 @@ class Eval(Section):
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "every", "prompts", "n")
     yield from self.at_least(0, "temperature", zero="greedy")
-    good = 0.0 < self.top_p <= 1.0
-    yield "top_p", good, "above 0 and at most 1; 1 is off"
+    yield "top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1; 1 is off"
 
 
 @dataclasses.dataclass(frozen=True)

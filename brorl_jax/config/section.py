@@ -92,8 +92,7 @@ class Section:
   def fractions(self, *names: str) -> Iterator[Rule]:
     """The rule that each of these fields is a fraction of 1."""
     for name in names:
-      good = 0.0 <= getattr(self, name) < 1.0
-      yield name, good, "at least 0 and below 1"
+      yield name, 0.0 <= getattr(self, name) < 1.0, "at least 0 and below 1"
 
   def paths(self, *names: str) -> Iterator[Rule]:
     """The rule that each of these fields is a tuple of paths."""

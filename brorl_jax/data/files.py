@@ -161,8 +161,7 @@ def _of_hub(path: str) -> Iterator[File]:
   folder = _downloaded(name, split or "", revision)
   converted = f"if the hub has a copy, use {path}@refs/convert/parquet"
   remedy = f"; {converted}" if revision is None else ""
-  source = name.rpartition("/")[2]
-  return _of_folder(path, folder, split or "", source, remedy)
+  return _of_folder(path, folder, split or "", name.rpartition("/")[2], remedy)
 
 
 @functools.cache  # one revision per process, even if the branch moves
@@ -181,11 +180,10 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
     why = (str(e).splitlines() or [type(e).__name__])[0]
     at = f" --revision {revision}" if revision else ""
     to = name.rpartition("/")[2]
-    given = f"{to}:{split}" if split else to
     raise DataError(
-      f"hub:{name}: the download failed ({why}); on a machine with a network "
-      f"run 'hf download {name} --repo-type dataset{at} --local-dir {to}', "
-      f"then use --config.data.files={given}"
+      f"hub:{name}: the download failed ({why}); where there is a network run "
+      f"'hf download {name} --repo-type dataset{at}', then this command again; "
+      f"or add '--local-dir {to}' and name that folder"
     ) from None
 
 

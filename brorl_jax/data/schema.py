@@ -1,8 +1,10 @@
 """Converts a record to an example; `dataset` documents the fields."""
 
 import dataclasses
+import hashlib
 import itertools
 import re
+import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,8 @@ MAX_PROMPT = 100_000  # characters of all messages together
 ROLES = ("system", "user", "assistant")
 COMMON = ("id", "domain", "prompt", "messages", "source")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# A column of a wrong answer, as in GPQA and SciQ.
+_WRONG = re.compile(r"(?i)(incorrect|wrong)[ _]answers?[ _]?\d*|distractor\d*")
 _SHOWN = 100  # characters of column names in a message
 _SHORT = 5  # letters; shorter names have too many near matches
 
@@ -192,6 +196,9 @@ def example(
   if "id" in values or not name:
     name = _field_name(values, "id")
   messages = _messages(values, others)
+  wrong = {c: others[c] for c in others if _WRONG.fullmatch(c)}
+  if wrong and "choices" in domain.fields and "choices" not in values:
+    messages = _with_choices(messages, values, wrong)
   own = {
     field: how.read(values[field])
     for field, how in domain.fields.items()
@@ -250,8 +257,8 @@ def _no_fields(values: Mapping, form: Form, foreign: bool) -> list[str]:
       out.append(other)
   for field in ("id", "source", "domain") if foreign else ():
     if field in values and field not in form.names:
-      fits = field != "domain" and _is_name(values[field])
-      out += [] if fits else [field]
+      if field == "domain" or not _is_name(values[field]):
+        out.append(field)
   return out
 
 
@@ -330,6 +337,29 @@ def _messages(
       field, f"{characters:,} characters; use at most {MAX_PROMPT:,}"
     )
   return out
+
+
+def _with_choices(
+  messages: tuple[dict[str, str], ...],
+  values: dict[str, Any],
+  wrong: Mapping[str, Any],
+) -> tuple[dict[str, str], ...]:
+  """Adds to a question the choices that stand in columns of their own.
+
+  A hash of the question shuffles them; `values` get choices and letter.
+  """
+  question = messages[-1]["content"]
+  right = strict_json.answer(values["answer"])
+  texts = [strict_json.answer(value, name) for name, value in wrong.items()]
+  if len(right) == 1 and all(text in question for text in texts):
+    return messages  # has choices, and a letter
+  place = lambda text: hashlib.sha256(f"{question}\0{text}".encode()).digest()
+  choices = sorted((right, *texts), key=place)
+  letters = dict(zip(choices, string.ascii_uppercase, strict=False))
+  values |= {"choices": choices, "answer": letters.get(right, right)}
+  lines = (f"{letter}) {text}" for text, letter in letters.items())
+  asked = "\n".join((f"{question}\n", *lines))
+  return (*messages[:-1], {**messages[-1], "content": asked})
 
 
 def _message(message: Any, field: str) -> dict[str, str]:

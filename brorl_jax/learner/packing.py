@@ -207,8 +207,7 @@ def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
     these = by_length[length]
     rest = len(these) % each
     if 2 * rest < each and i + 1 < len(layout.lengths):
-      longer = by_length[layout.lengths[i + 1]]
-      longer += these[len(these) - rest :]
+      by_length[layout.lengths[i + 1]] += these[len(these) - rest :]
       del these[len(these) - rest :]
     positions += -(-len(these) // each) * each * (S + layout.rows * length)
   make = functools.partial(_block_batch, source, layout)

@@ -59,8 +59,7 @@ def init_state(
 
 def updates_done(opt: PyTree) -> int:
   """Optimizer updates since these moments were initialised."""
-  counts = optax.tree.get_all_with_path(opt, "count")
-  return int(counts[0][1])
+  return int(optax.tree.get_all_with_path(opt, "count")[0][1])
 
 
 def initial_state(

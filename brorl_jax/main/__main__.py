@@ -146,9 +146,10 @@ _INDEX = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
-  "With --mode=plan: also compiles every program of the run, for devices that "
-  "need not be here: h100:1x8 (hosts x GPUs), h200:8x8, v5p:2x2x2, v5e:4x4, "
-  "v6e:4x4, cpu:64, or here. Extras aot-cuda and aot-tpu bring the compilers.",
+  "With --mode=plan: plans for devices that need not be here, and compiles "
+  "every program for them: h100:1x8 (hosts x GPUs), h200:8x8, v5p:2x2x2, "
+  "v5e:4x4, v6e:4x4, cpu:64, or here. Extras aot-cuda and aot-tpu bring the "
+  "compilers.",
 )
 _FAST = flags.DEFINE_bool(
   "fast",

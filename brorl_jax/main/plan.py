@@ -9,7 +9,7 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, spec
 from brorl_jax.model.spec import Target
-from brorl_jax.plan import memory, programs, resolve
+from brorl_jax.plan import memory, programs, resolve, topology
 from brorl_jax.plan.programs import CompileJob
 from brorl_jax.plan.resolve import Machine, Phase, Run
 from brorl_jax.plan.topology import Topology
@@ -18,6 +18,7 @@ from brorl_jax.verdicts import own
 
 # The config.json of the language models that presets name.
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
+_USUAL = "h100:1x8"  # without accelerators, for presets that are meant for them
 
 
 @as_user_error(ValueError)
@@ -43,19 +44,33 @@ def run(this: Run, where: Topology | None = None, *, fast=False) -> None:
       f"the length of their prompts is unknown: {this.source.source} has no "
       "tokenizer.json"
     )
-  if where is not None:
+  if where is not None and where.devices:
     mesh = where.mesh(this.machine.axes)
     one = meshes.part(mesh, where.processes)
     programs.show(CompileJob(this, this.phases[0], mesh, one, fast=fast), where)
 
 
+@as_user_error(ValueError)
 def resolved(c: Config, where: Topology | None = None) -> Run:
   """The run of a config on this machine or a topology, for a plan.
 
   If `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for
-  more devices than this machine has; it then assumes accelerators.
+  more devices than this machine has; it then assumes accelerators. Without
+  accelerators a language model in bfloat16 is planned for _USUAL.
   """
-  return resolve.resolve(c, machine(c.devices, where), locate=locate)
+  # Of the presets those for accelerators name such a model.
+  large = c.policy.dtype == "bfloat16"
+  large &= c.policy.checkpoint not in huggingface.EMBEDDED
+  given = where is not None or c.devices.memory_bytes
+  if large and not given and spec.here().on_cpu:
+    print(f"no accelerator here: planned for {_USUAL}; --topology= is another")
+    where = topology.assumed(topology.parse(_USUAL))
+  try:
+    return resolve.resolve(c, machine(c.devices, where), locate=locate)
+  except UserError:
+    if c.data.files:  # what is wrong with them is told first
+      examples.read_files(c.data, own=bool(c.reward.verifier))
+    raise
 
 
 @as_user_error(ValueError)
@@ -69,7 +84,8 @@ def machine(c: Devices, where: Topology | None) -> Machine:
   if where is not None and axes.devices != there.devices:
     raise UserError(
       f"config.devices: mesh ({axes}) does not fill the {there.devices} "
-      f"devices of --topology={where.name}; leave mesh_fsdp at -1"
+      f"devices of --topology={where.name}; leave mesh_fsdp at -1, or name a "
+      f"machine of {axes.devices}"
     )
   count = 1 if where is None else where.processes
   axes.share(count)
@@ -77,8 +93,7 @@ def machine(c: Devices, where: Topology | None) -> Machine:
     if not c.memory_bytes:
       raise UserError(
         "config.devices.memory_bytes = 0 asks the devices, but only "
-        f"{there.devices} of {axes.devices} are here; set it to the memory "
-        "of one device"
+        f"{there.devices} of {axes.devices} are here; set it to their memory"
       )
     there = Target("gpu", axes.devices, c.memory_bytes)
   return Machine(axes, there, count)
@@ -111,16 +126,11 @@ def _show(this: Run, phase: Phase) -> None:
 
 def locate(checkpoint: str) -> pathlib.Path:
   """The directory of config.json; unlike `huggingface.locate`, no download."""
-  path = pathlib.Path(checkpoint)
-  if path.exists() or path.is_absolute() or len(path.parts) != 2:
-    return huggingface.locate(checkpoint)
-  # The presets' own, which can so be planned before they are downloaded.
-  known = _ARCHITECTURES / path.name
-  if known.is_dir():
-    return known
-  raise ValueError(
-    f"config.policy.checkpoint = {checkpoint!r} is not a directory on this "
-    f"machine; a plan needs only its config.json: run 'hf download "
-    f"{checkpoint} config.json --local-dir {path.name}', then use "
-    f"--config.policy.checkpoint={path.name}"
-  )
+  try:
+    return huggingface.locate(checkpoint, plan=True)
+  except ValueError:
+    # The presets' own can be planned before they are downloaded.
+    named = huggingface.HUB.fullmatch(checkpoint)
+    if named and (known := _ARCHITECTURES / named[2]).is_dir():
+      return known
+    raise

@@ -217,8 +217,8 @@ def load(
 
   Args:
     where: The folder of a run, one of its checkpoints such as
-      runs/n512/checkpoints/60, a Hugging Face directory, the name of a model on
-      the hub, or "" for the policy that comes with this package.
+      runs/n512/checkpoints/60, a Hugging Face directory, a model of the hub,
+      NAME or NAME@revision, or "" for the policy that comes with this package.
     step: Step of the run; None: the newest checkpoint.
     dtype: Dtype of parameters and activations, "float32" or "bfloat16"; None:
       that of the run, or float32.

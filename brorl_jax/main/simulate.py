@@ -77,8 +77,7 @@ def rules(c: Any) -> Iterator[Rule]:
     yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
   yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
   yield "seeding", math.isfinite(c.seeding), "finite"
-  holds = c.anchor is None or math.isfinite(c.anchor)
-  yield "anchor", holds, "finite, or None"
+  yield "anchor", c.anchor is None or math.isfinite(c.anchor), "finite, or None"
 
 
 def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:

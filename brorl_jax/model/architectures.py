@@ -361,8 +361,7 @@ def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
   full = rope.get("full_attention", rope)
   fields["rope_theta"] = full.get("rope_theta", fields.get("rope_theta"))
   if "sliding_attention" in rope:
-    local = rope["sliding_attention"]["rope_theta"]
-    fields["rope_local_base_freq"] = local
+    fields["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
   if full.get("rope_type", "default") != "default":
     fields["rope_scaling"] = full | {"type": full["rope_type"]}
   return fields

@@ -182,11 +182,10 @@ def _rotated_by_product(
   """
   join = lambda *parts: jnp.concatenate(parts, axis=-1)
   K = x.shape[-1]
-  swap = jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1)
   swapped = jnp.einsum(
     "...k,kl->...l",
     x,
-    swap,
+    jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1),
     precision="highest",  # numbers in float32 are not rounded
     preferred_element_type=jnp.float32,
   )
@@ -281,8 +280,7 @@ def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
   """
   tile = 2**20 if on_cpu else 2**28
   # Every piece is unrolled in the program, which takes time to compile.
-  most = 16 if on_cpu else 64
-  return min(-(-each * Q // tile), most, -(-Q // 16))
+  return min(-(-each * Q // tile), (16 if on_cpu else 64), -(-Q // 16))
 
 
 def _pieces(
@@ -501,8 +499,7 @@ def _slopes(
   """Slopes of queries, keys and values from one tile of scores, in float32."""
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   score = _scores(rows, k, softcap)
-  seen = see[:, None, :, None]
-  weight = jnp.where(seen, jnp.exp(score - top), 0.0)
+  weight = jnp.where(see[:, None, :, None], jnp.exp(score - top), 0.0)
   dv = product(
     "...nt,...nk->...tk", _flat(weight.astype(d.dtype), k), _flat(d, k)
   )
@@ -517,8 +514,7 @@ def _slopes(
 
 def _flat(x: Float[Array, "P G M J q x"], k: Array) -> Array:
   """In one axis what has the same keys: rows of a prompt, or of one row."""
-  kept = k.ndim - 2
-  return x.reshape(*x.shape[:kept], -1, x.shape[-1])
+  return x.reshape(*x.shape[: k.ndim - 2], -1, x.shape[-1])
 
 
 def _cut(x: Array, at: Array, size: int, axis: int) -> Array:

@@ -346,8 +346,7 @@ def row_attention(
 
     return added(state, score, values, seen)
 
-  blocks = -(-jnp.max(stop) // C)
-  _, total, out = jax.lax.fori_loop(0, blocks, add, state)
+  _, total, out = jax.lax.fori_loop(0, -(-jnp.max(stop) // C), add, state)
   return (out / total[..., None]).astype(q.dtype)
 
 
@@ -388,8 +387,7 @@ def attend_pool(
     places = heads, heads, blocks, whole, whole, whole
     form = functools.partial(kernel, softcap=softcap)
     form = _on_devices(form, places, heads)
-  out = form(rows, state, pool, table, first, stop)
-  return out.reshape(A, R, H, K)
+  return form(rows, state, pool, table, first, stop).reshape(A, R, H, K)
 
 
 def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):

@@ -96,10 +96,9 @@ def _on_devices(f: Callable, mesh: Mesh | None, P: int, G: int) -> Callable:
   q = PartitionSpec(rows, None, None, heads)
   shared = PartitionSpec(rows, "tensor")
   own = PartitionSpec(rows, None, "tensor")
-  inside = jax.sharding.get_abstract_mesh().axis_names
   return jax.shard_map(
     f,
-    mesh=None if inside else mesh,
+    mesh=None if jax.sharding.get_abstract_mesh().axis_names else mesh,
     in_specs=(q, shared, own, PartitionSpec(rows)),
     out_specs=q,
     axis_names=set(axes),
@@ -120,8 +119,7 @@ def _rows(
   flat = lambda x: x.reshape(P * M, *x.shape[2:])
   mask = jnp.ones((P, 1, Q), bool) if real.own is None else real.own
   if real.segment is not None:  # padding is the last segment
-    last = jnp.iinfo(jnp.int32).max
-    segment = flat(jnp.where(mask, real.segment, last))
+    segment = flat(jnp.where(mask, real.segment, jnp.iinfo(jnp.int32).max))
     return kernel(flat(q), flat(k), flat(v), segment).reshape(q.shape)
   S = 0
   if shared is not None and real.prefix is not None:
@@ -215,9 +213,8 @@ def _splash(
     x.name: tile for x in dataclasses.fields(splash.BlockSizes)[:8]
   }
   length = L + -L % tile
-  mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * H)
   kernel: Callable[..., Any] = splash.make_splash_mha_single_device(
-    mask,
+    splash.MultiHeadMask([splash.CausalMask((length, length))] * H),
     block_sizes=splash.BlockSizes(**sizes),
     attn_logits_soft_cap=softcap or None,
     interpret=interpret,

@@ -38,37 +38,54 @@ _COMPUTED = ".rotary_emb.inv_freq"
 EMBEDDED = {"": ASSETS} | {
   f"embedded:{name}": ASSETS / name for name in ("hard", "steps")
 }
+# A model of the hub: its name, the last part of that, and a revision.
+HUB = re.compile(r"([\w.-]+/([\w.-]+))(?:@([\w.-]+(?:/[\w.-]+)*))?")
 
 
-def locate(checkpoint: str) -> pathlib.Path:
+def locate(checkpoint: str, *, plan: bool = False) -> pathlib.Path:
   """The directory of a checkpoint, downloaded first if it is a hub's name.
 
-  `checkpoint` is a directory, "organisation/name", or a name of EMBEDDED.
+  `checkpoint` is a directory, "organisation/name", which "@" and a branch, tag
+  or commit may follow, or a name of EMBEDDED. A `plan` needs only config.json,
+  and downloads nothing: it reads what is in the hub's cache.
   """
   if checkpoint in EMBEDDED:
     return EMBEDDED[checkpoint]
   path = pathlib.Path(checkpoint)
   if path.is_dir():
     return path
-  if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint):
+  named = HUB.fullmatch(checkpoint)
+  if path.exists() or not named:
     raise ValueError(
-      f"checkpoint {checkpoint!r} is not a directory; give one, the hub "
-      "name of a model, organisation/name, embedded:hard or embedded:steps"
+      f"checkpoint {checkpoint!r} is not a directory; give one, the hub's name "
+      "of a model, organisation/name or organisation/name@revision, "
+      "embedded:hard or embedded:steps"
     )
+  name, short, revision = named.groups()
   # Not every *.safetensors: some hold the same weights twice.
   wanted = ["config.json", "model*.safetensors", INDEX, *FILES]
   try:
-    return pathlib.Path(
-      huggingface_hub.snapshot_download(checkpoint, allow_patterns=wanted)
+    directory = pathlib.Path(
+      huggingface_hub.snapshot_download(
+        name, revision=revision, allow_patterns=wanted, local_files_only=plan
+      )
     )
+    needs = [] if plan else weight_files(directory)[1]
+    lacks = [x for x in ("config.json", *needs) if not (directory / x).exists()]
+    if not lacks or [*directory.glob("*.bin")]:  # `load` tells of pickles
+      return directory
+    why = f"{lacks[0]} is missing in {directory}"
   except Exception as e:  # no network, no such name, no permission, ...
-    name = path.name
-    raise ValueError(
-      f"checkpoint {checkpoint!r} is not a directory here, and its download "
-      f"failed ({first_line(e)}): where there is a network run 'hf download "
-      f"{checkpoint} --local-dir {name}', then give "
-      f"--config.policy.checkpoint={name}"
-    ) from None
+    why = "no such snapshot" if plan else first_line(e)
+  only = " config.json" if plan else ""
+  at = f" --revision {revision}" if revision else ""
+  need = "a plan needs only its config.json; " if plan else ""
+  raise ValueError(
+    f"checkpoint {checkpoint!r} is neither a directory here nor whole in the "
+    f"hub's cache ({why}): {need}where there is a network run 'hf download "
+    f"{name}{only}{at}', then this command again; or add '--local-dir {short}' "
+    "and name that directory"
+  ) from None
 
 
 def load(
@@ -265,24 +282,32 @@ def stored_layout(
   return jax.tree_util.tree_map_with_path(stored, *trees), places
 
 
+def weight_files(
+  directory: pathlib.Path,
+) -> tuple[dict[str, str] | None, list[str]]:
+  """The file of each tensor, if an index says so, and all these files."""
+  index = directory / INDEX
+  if not index.exists():
+    return None, [WEIGHTS]
+  where = architectures.read_json(index).get("weight_map")
+  if not isinstance(where, dict) or not where:
+    raise ValueError(f"{index} has no 'weight_map' from tensors to files")
+  for name in where.values():
+    # A path would reach outside of the directory.
+    plain = isinstance(name, str) and name.isprintable()
+    if not plain or pathlib.PurePath(name).name != name:
+      raise ValueError(f"{index}: {str(name)[:80]!r} is not a file name")
+  return where, sorted(set(where.values()))
+
+
 def open_tensors(
   directory: pathlib.Path, stack: contextlib.ExitStack
 ) -> dict[str, Any]:
   """Name of each tensor to a slice of its file; nothing is read yet."""
   index = directory / INDEX
-  where, files = None, [WEIGHTS]
-  if index.exists():
-    where = architectures.read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not where:
-      raise ValueError(f"{index} has no 'weight_map' from tensors to files")
-    for name in where.values():
-      # A path would reach outside of the directory.
-      plain = isinstance(name, str) and name.isprintable()
-      if not plain or pathlib.PurePath(name).name != name:
-        raise ValueError(f"{index}: {str(name)[:80]!r} is not a file name")
-    files = sorted(set(where.values()))
+  where, names = weight_files(directory)
   tensors = {}
-  for name in files:
+  for name in names:
     path = model_file(directory / name, sys.maxsize)
     if not path.is_file():
       others = (".bin", ".pt", ".pth", ".gguf", ".ckpt")

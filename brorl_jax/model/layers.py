@@ -70,11 +70,10 @@ def _einsum(
   # A bias has the axes of the output that the input does not have.
   inputs, added = spec.split("->")[0].split(",")
   axes = zip(kernel, added, strict=True)
-  shape = tuple(n for n, axis in axes if axis not in inputs)
   return nnx.Einsum(
     spec,
     kernel,
-    shape if bias else None,
+    tuple(n for n, axis in axes if axis not in inputs) if bias else None,
     dtype=c.dtype,
     kernel_init=nnx.initializers.normal(0.02),
     einsum_op=functools.partial(_as_matrices, c.target),

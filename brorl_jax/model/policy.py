@@ -209,9 +209,8 @@ class Policy(PolicySpec):
 
     def read(i, carry):
       prefix, _ = carry
-      at = i * PREFILL_CHUNK
       chunk = lambda x: jax.lax.dynamic_slice_in_dim(
-        x, at, PREFILL_CHUNK, axis=1
+        x, i * PREFILL_CHUNK, PREFILL_CHUNK, axis=1
       )
       hidden, k, v = self._own(
         params, chunk(tokens)[:, None], chunk(padded)[:, None], prefix

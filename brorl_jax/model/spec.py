@@ -109,8 +109,7 @@ class Rope:
       if self.truncate:
         first, last = math.floor(first), math.ceil(last)
       first, last = max(first, 0), min(last, head_size - 1)
-      width = (last - first) or 1e-3
-      left = 1.0 - np.clip((pair - first) / width, 0.0, 1.0)
+      left = 1.0 - np.clip((pair - first) / (last - first or 1e-3), 0.0, 1.0)
     mixed = left * plain + (1.0 - left) * plain / self.factor
     return mixed.astype(np.float32)
 

@@ -98,9 +98,8 @@ class CompileJob:
 
   @property
   def read_together(self) -> int:
-    each = self.config.sampling.places // self.rows
     return self.rows * stream.prompts_together(
-      each, self.config.data.prompt_tokens
+      self.config.sampling.places // self.rows, self.config.data.prompt_tokens
     )
 
   def state(self) -> State:
@@ -297,7 +296,6 @@ def batch(job: CompileJob, *, scored: bool) -> Batch:
   S, T = c.data.prompt_tokens, c.sampling.max_new_tokens
   array = lambda *shape, dtype=jnp.float32: place((C, P, *shape), dtype)
   logp = array(M, T)
-  second = scored and c.optim.minibatches > 1
   return Batch(
     prompt=array(S, dtype=jnp.int32),
     prompt_mask=array(S, dtype=jnp.bool_),
@@ -307,7 +305,7 @@ def batch(job: CompileJob, *, scored: bool) -> Batch:
     advantage=array(M),
     weight=array(M),
     used=job.at()((), jnp.int32),
-    logp_old=logp if second else None,
+    logp_old=logp if scored and c.optim.minibatches > 1 else None,
     logp_ref=logp if scored and c.reference.kl_weight else None,
   )
 

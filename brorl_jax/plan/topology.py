@@ -116,7 +116,7 @@ class Topology:
   """Devices that programs can be compiled for."""
 
   name: Name
-  devices: Sequence[Any]
+  devices: Sequence[Any]  # none if the compiler for them is not here
   target: Target
 
   @property
@@ -128,7 +128,8 @@ class Topology:
   def processes(self) -> int:
     """Of a run: one on each host, and of CPUs alone one on each device."""
     if self.target.platform == "tpu":
-      return len({device.process_index for device in self.devices})
+      hosts = len({device.process_index for device in self.devices})
+      return hosts or -(-self.name.devices // 4)  # a host has four chips
     return 1 if self.name.kind == "here" else self.name.shape[0]
 
   def mesh(self, axes: Axes) -> Mesh:
@@ -141,13 +142,22 @@ class Topology:
 
 
 def named(text: str | None, *, fast: bool) -> Topology | None:
-  """The topology of --topology and --fast; raises UserError if none fits."""
+  """The topology of --topology and --fast; raises UserError if none fits.
+
+  It has no devices if their compiler is missing, which --fast needs.
+  """
   if text is None and fast:
     raise UserError("--fast needs --topology=, whose programs it compiles")
   if text is None:
     return None
   name = parse(text)
-  prepare(name, fast=fast)
+  try:
+    prepare(name, fast=fast)
+  except UserError as e:
+    if fast:
+      raise
+    print(f"memory by arithmetic alone: {e}")
+    return assumed(name)
   return describe(name)
 
 
@@ -237,8 +247,15 @@ def describe(name: Name) -> Topology:
     raise UserError(
       f"--topology={name}: XLA cannot describe it: {first_line(e)}"
     ) from None
+  return assumed(name, devices)
+
+
+def assumed(name: Name, devices: Sequence[Any] = ()) -> Topology:
+  """A machine of CHIPS, of which nothing is asked."""
+  chip = CHIPS[name.kind]
   usable = int(chip.memory_bytes * pool_fraction(chip.platform))
-  return Topology(name, devices, Target(chip.platform, len(devices), usable))
+  target = Target(chip.platform, len(devices) or name.devices, usable)
+  return Topology(name, devices, target)
 
 
 def _described(name: Name, chip: Chip):

@@ -209,8 +209,7 @@ def _training(data: Json, axis: Axis) -> Iterator[Plot]:
     lines = []
     for run, style in zip(data["runs"], styles(data), strict=True):
       at = [factor * x for x in run["curves"][key]]
-      y = run["curves"].get(name, [None] * len(at))
-      both = zip(at, y, strict=True)
+      both = zip(at, run["curves"].get(name, [None] * len(at)), strict=True)
       points = [(x, scale * one) for x, one in both if one is not None]
       if not points:
         continue

@@ -94,8 +94,7 @@ def normalize_by_group(
   """
   arrays.check(centered=(centered, "PN"), valid=(valid, "PN"))
   std = jnp.std(centered, axis=1, keepdims=True, where=valid)
-  scaled = centered / (std + _MIN_STD)
-  return jnp.where(_carries(centered, valid), scaled, 0.0)
+  return jnp.where(_carries(centered, valid), centered / (std + _MIN_STD), 0.0)
 
 
 def leave_one_out(
@@ -132,8 +131,7 @@ def maxrl(
   """
   centered = center_by_group(reward, valid)
   mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
-  scaled = centered / jnp.where(mean > 0.0, mean, 1.0)
-  return jnp.where(mean > 0.0, scaled, 0.0)
+  return jnp.where(mean > 0.0, centered / jnp.where(mean > 0.0, mean, 1.0), 0.0)
 
 
 def pass_at_k(

@@ -49,8 +49,7 @@ def check(**named: tuple[Any, str]) -> None:
       letters = axes.removeprefix("*")
       for axis, size in zip(letters, shape[rank - len(letters) :], strict=True):
         sizes.setdefault(axis, (size,))
-    want = sum((sizes[axis] for axis in axes), ())
-    chex.assert_shape(value, want, **how)
+    chex.assert_shape(value, sum((sizes[axis] for axis in axes), ()), **how)
 
 
 def result(function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -214,10 +214,6 @@ def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   return -held * advantage[:, None] * logp, held != ratio
 
 
-def _reinforce(logp, logp_old, advantage, mask):
-  return -advantage[:, None] * logp
-
-
 def _clipped(ratio, advantage, clip_low, clip_high):
   """Minus what the clip leaves of ratio * advantage, and where it holds it."""
   free = ratio * advantage
@@ -229,7 +225,9 @@ LOSSES = {
   "ppo": PolicyLoss(_ppo, "token", OPTIONS),
   "gspo": PolicyLoss(_gspo, "sequence", OPTIONS),
   "cispo": PolicyLoss(_cispo, "token", OPTIONS),
-  "reinforce": PolicyLoss(_reinforce, "token", ()),
+  "reinforce": PolicyLoss(
+    lambda logp, _, advantage, mask: -advantage[:, None] * logp, "token", ()
+  ),
 }
 
 

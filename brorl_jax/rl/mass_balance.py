@@ -151,35 +151,6 @@ def mass_balance_counts(
   )
 
 
-def token_gains(
-  probs: Float[Array, " V"],
-  correct: Bool[Array, " V"],
-  sampled: Bool[Array, " V"],
-  *,
-  reward_correct: float,
-  reward_wrong: float,
-  lr: float,
-  n: int,
-) -> Float[Array, " V"]:
-  """First-order change of every token's probability, set form.
-
-    Delta p[i] = lr/N p[i] (p[i] (R[i] - S) - M),
-    M = (Rc - S) A_2 + (Rw - S) B_2 - S (U_pos2 + U_neg2)
-      = sum over all j of p[j]^2 (R[j] - S),       R = 0 where not sampled
-
-  So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
-  rise while correct tokens that were not drawn fall. Rewards may have any sign.
-  Source: the per-token form behind arXiv:2510.01180, Theorem 1.
-  """
-  _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
-  probs = jnp.asarray(probs)
-  reward = jnp.where(correct, reward_correct, reward_wrong) * sampled
-  reward = reward.astype(probs.dtype)
-  s = jnp.sum(reward * probs)
-  m = jnp.sum(probs**2 * (reward - s))
-  return lr / n * probs * (probs * (reward - s) - m)
-
-
 def expected_unsampled_second_moment(
   p: Float[Array, "*axes"], n: int
 ) -> Float[Array, "*axes"]:

@@ -144,10 +144,6 @@ def _forward(
   return (chosen - whole, entropy), (head, hidden, tokens, whole, entropy)
 
 
-def _forward_of_primals(logits, block, spread, *primals):
-  return _forward(logits, block, spread, *(x.value for x in primals))
-
-
 def _hit(tokens: Int[Array, "P rows"], ids: Int[Array, " block"]) -> Array:
   # Compared, not gathered: the gradient of a gather is a slow scatter.
   return tokens[..., None] == ids[None, None]
@@ -187,4 +183,8 @@ def _backward(logits, block, spread, saved, slopes):
   return dparts.reshape(head.shape), dhidden.astype(hidden.dtype), None
 
 
-_tiled.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)
+_tiled.defvjp(
+  lambda *x: _forward(*x[:3], *(primal.value for primal in x[3:])),
+  _backward,
+  symbolic_zeros=True,
+)

@@ -53,8 +53,7 @@ class SamplingParams:
     if 0 < self.top_k < logits.shape[-1]:
       logits = _keep(logits, jnp.ones_like(logits), self.top_k)
     if self.top_p < 1.0:
-      prob = jax.nn.softmax(logits)
-      logits = _keep(logits, prob, self.top_p)
+      logits = _keep(logits, jax.nn.softmax(logits), self.top_p)
     if self.min_p > 0.0:
       # p >= min_p max(p), in logits: no softmax is needed.
       least = jnp.max(logits, axis=-1, keepdims=True) + np.log(self.min_p)

@@ -57,8 +57,7 @@ class RoundPlan(NamedTuple):
     """
     n, right = len(reward), int((reward >= 1.0).sum())
     enough = right >= self.right and n - right >= self.wrong
-    at = self.after.index(n)
-    return n if enough or n == self.n else self.after[at + 1]
+    return n if enough or n == self.n else self.after[self.after.index(n) + 1]
 
 
 class Chunk(NamedTuple):

@@ -126,10 +126,9 @@ def _sampled(
   spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
 ) -> Rollouts:
   made = functools.partial(_levels, spec)
-  weights = spec.policy.unroll(spec.policy.cast(params))
   return slots.on_devices(
     spec, made, (slots.WHOLE, slots.SPLIT, slots.WHOLE), slots.SPLIT
-  )(weights, batch, key)
+  )(spec.policy.unroll(spec.policy.cast(params)), batch, key)
 
 
 def _levels(
@@ -159,11 +158,10 @@ def _levels(
       # Rows hold what their parents' rows held, in whatever page.
       page_of, row_of = jnp.divmod(here(parent), R)
       at_page = page_of.ravel(), (prompt * R + row_of).ravel()
-      of_parents = lambda x: x[at_page]
       logits, page = spec.policy.decode_step(
         weights,
         shared,
-        [jax.tree.map(of_parents, pages)],
+        [jax.tree.map(lambda x: x[at_page], pages)],
         here(last),
         at,
         jnp.zeros_like(at),

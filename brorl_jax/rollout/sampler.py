@@ -181,8 +181,7 @@ def rollouts(
   program = spec.program(len(batch.index), parts=parts)
   # Part k of a prompt makes its rollouts k N / parts and following.
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
-  real = np.ones(len(batch.index), bool)
-  batch = PrefillBatch(batch, offset, real)
+  batch = PrefillBatch(batch, offset, np.ones(len(batch.index), bool))
   inputs, state, progress = programs.start(program, params, batch, key)
   now = on_host(progress)
   decoding = OpenRollouts(program, program, inputs, (), state, now)

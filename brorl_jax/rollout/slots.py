@@ -285,8 +285,7 @@ def give_blocks(
 
 def shortest_row(blocks: Blocks, length: Int[Array, " B"]) -> Bool[Array, " B"]:
   """Of the rows that hold blocks the last one in the order of `give_blocks`."""
-  none = jnp.iinfo(jnp.int32).max
-  order = jnp.where(blocks.held > 0, _order(length), none)
+  order = jnp.where(blocks.held > 0, _order(length), jnp.iinfo(jnp.int32).max)
   last = jnp.arange(len(order)) == jnp.argmin(order)
   return last & (blocks.held > 0)
 

@@ -89,8 +89,7 @@ class Places:
       d = int(np.argmax(np.where(count < self.visited, left, -1)))
       place = min({*range(self._each)} - self.chunks[d].keys())
       row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
-      chunk = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
-      self.chunks[d][place] = chunk
+      self.chunks[d][place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
     read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
     return programs.batch_of(read, real.ravel()), at.ravel()
 
@@ -244,9 +243,8 @@ def stream(
           continue
         opened = open_shelf(program, params, part, key, each=each)
         inputs, logits, state, progress = opened
-        now = sampler.on_host(progress)
         decoding = OpenRollouts(
-          program, program, inputs, (), state, now, logits
+          program, program, inputs, (), state, sampler.on_host(progress), logits
         )
       assert decoding is not None  # the first prompts are unread
       chunks = programs.Chunks(

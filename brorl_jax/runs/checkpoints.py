@@ -276,8 +276,7 @@ class Store:
     to = folder.next_aside(run)
     (to / "checkpoints").mkdir(parents=True)
     if (run / "config.json").exists():
-      text = (run / "config.json").read_text()
-      lines.write_whole(to / "config.json", text)
+      lines.write_whole(to / "config.json", (run / "config.json").read_text())
     if (run / "wandb_id").exists():
       (run / "wandb_id").rename(to / "wandb_id")
     # The newest first: after a kill in between the newest left is still unused.

@@ -136,8 +136,7 @@ def opened(text: bytes) -> dict[str, Any]:
 
 def seal(record: Any) -> str:
   """A digest of what JSON can hold."""
-  text = json.dumps(record, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
+  return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def unreachable(error: BaseException | None) -> str | None:

@@ -48,8 +48,7 @@ class Writer:
   ):
     """Continues the files of a run after a step; drops what is later."""
     workdir = pathlib.Path(workdir)
-    path = workdir / "metrics.jsonl"
-    self._lines = JsonLines(path, after=after, warn=warn)
+    self._lines = JsonLines(workdir / "metrics.jsonl", after=after, warn=warn)
     self._progress = Progress(after=max(after, 0), steps=steps)
     self._steps, self._next = steps, -math.inf
     self._trackers: list[trackers.TensorBoard | trackers.Wandb] = [

@@ -135,8 +135,7 @@ def opened_thinking(prompt: str) -> str:
 def tagged(text: str) -> str | None:
   """What stands in the last complete `<answer>...</answer>`, stripped."""
   # Not a regular expression, which takes quadratic time on unclosed tags.
-  close = text.rfind("</answer>")
-  start = text.rfind("<answer>", 0, max(close, 0))
+  start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
   if start < 0:
     return None
   start += len("<answer>")

@@ -503,8 +503,7 @@ def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
     body = ast.parse(source).body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
     raise ValueError(f"tests.check is not Python: {error}") from None
-  kinds = {n.name for n in body if isinstance(n, ast.FunctionDef)}
-  if "check" not in kinds:
+  if "check" not in {n.name for n in body if isinstance(n, ast.FunctionDef)}:
     raise ValueError("tests.check defines no function check(candidate)")
   return Tests("check", {"function": name}, [b""], [0], source)
 

@@ -480,8 +480,7 @@ class FunctionWorker(process.Worker):
       self.load()
     question = dumps([which, [*responses], example, step]).encode()
     with self._question(self._names[which]):
-      deadline = Deadline(self._timeout_s)
-      found = self._answer(question, deadline, self._timeout_s)
+      found = self._answer(question, Deadline(self._timeout_s), self._timeout_s)
       return [Verdict(*one) for one in _values(found, len(responses))]
 
   def _start(

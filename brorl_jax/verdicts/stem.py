@@ -321,8 +321,7 @@ def _typed(text: str) -> Iterator[str]:
     if raised and not was_raised:
       yield "^"
     if unicodedata.category(c) != "Cf":
-      shown = unicodedata.normalize("NFKC", _TYPED.get(c, c))
-      yield shown.translate(_DASHES)
+      yield unicodedata.normalize("NFKC", _TYPED.get(c, c)).translate(_DASHES)
 
 
 def unwrapped(text: str) -> str:

@@ -188,8 +188,8 @@ def mapping(value: Any, field: str) -> dict[str, Any]:
   return value
 
 
-def answer(value: Any) -> str:
-  """The field "answer": a text, or an integer, which becomes a text."""
+def answer(value: Any, field: str = "answer") -> str:
+  """An answer: a text, or an integer, which becomes a text."""
   if isinstance(value, int) and not isinstance(value, bool):
     return str(value)
-  return text(value, "answer")
+  return text(value, field)

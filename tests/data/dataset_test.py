@@ -437,8 +437,7 @@ def test_columns_that_are_no_text_or_there_twice_are_refused(tmp_path):
     ([one, broken], ["answer", "prompt"], r"b.parquet, row 1.*(UTF|utf)"),
     ([one] * 3, ["id", "domain", "id"], r"column 'id'.*twice"),
   ):
-    table = pyarrow.Table.from_arrays(columns, names=names)
-    parquet.write_table(table, path)
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), path)
     with pytest.raises(DataError, match=said):
       read(str(path), domains=SIMPLE, form=Form(domain="math"))
 
@@ -512,6 +511,51 @@ def test_files_of_others_are_read_by_the_names_they_have(tmp_path):
     example(2, "3 + 6?", "9"),
   ]
   assert data.columns == ("level", "tags")
+
+
+def test_wrong_answers_in_columns_are_choices(tmp_path):
+  """As in GPQA; the order is that of a hash, and no letter is preferred."""
+  form = Form({"prompt": "Question", "answer": "Correct Answer"}, "stem")
+
+  def row(question="Which?", right="3 eV", wrong=("4 eV", "5 eV"), **more):
+    columns = {f"Incorrect Answer {i}": x for i, x in enumerate(wrong, 1)}
+    revised = {"Pre-Revision Incorrect Answer 1": "6 eV"}
+    return {"Question": question, "Correct Answer": right} | columns | revised
+
+  def examples(*rows):
+    path = plain(tmp_path / "gpqa.jsonl", *rows)
+    return read(path, form=form, domains=DOMAINS).examples
+
+  asked = [f"Which energy, {i}?" for i in range(30)]
+  found = examples(*(row(question) for question in asked))
+  for question, example in zip(asked, found, strict=True):
+    choices, letter = example.entry["choices"], example.entry["answer"]
+    assert sorted(choices) == ["3 eV", "4 eV", "5 eV"]
+    assert choices["ABC".index(letter)] == "3 eV"
+    a, b, c = choices
+    assert example.question == f"{question}\n\nA) {a}\nB) {b}\nC) {c}"
+  assert {example.entry["answer"] for example in found} == {*"ABC"}
+  turned = examples(*(row(x, wrong=("5 eV", "4 eV")) for x in asked))
+  assert [x.entry for x in turned] == [x.entry for x in found]
+  # What has choices and a letter already.
+  text = "Which?\nA) 4 eV\nB) 5 eV\nC) 3 eV"
+  (whole,) = examples(row(text, "C"))
+  assert (whole.question, whole.entry) == (text, {"answer": "C"})
+  with refuses(DataError, "choices ... both '3 eV'; drop the question"):
+    examples(row(wrong=("4 eV", "3 eV")))
+  with refuses(DataError, "'Incorrect Answer 2' ... null; write it as text"):
+    examples(row(wrong=("4 eV", None)))
+
+
+def test_whole_numbers_are_answers_of_mathematics(tmp_path):
+  for value in (142.0, [142.0], 142):
+    path = plain(tmp_path / "amc.jsonl", {"question": "?", "answer": value})
+    (example,) = read(path, form=GSM8K, domains=DOMAINS).examples
+    assert example.entry == {"answer": "142"}
+  for value in (0.5, 1e300, True):
+    path = plain(tmp_path / "amc.jsonl", {"question": "?", "answer": value})
+    with refuses(DataError, "answer ... write it as text"):
+      read(path, form=GSM8K, domains=DOMAINS)
 
 
 def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
@@ -658,8 +702,7 @@ def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
   names = {"prompt": "question", "response": "out.text"}
   data = dataset.read_pairs(path, names=names)
   # As it is written, blanks included.
-  responses = [x.entry["response"] for x in data.examples]
-  assert responses == [" two\n", "2"]
+  assert [x.entry["response"] for x in data.examples] == [" two\n", "2"]
   assert [x.id for x in data.examples] == ["a/1", "a/2"]
   asked = ({"role": "user", "content": "1 + 1?"},)
   assert [x.messages for x in data.examples] == [asked] * 2

@@ -52,8 +52,7 @@ def test_decoding_is_compared_with_float32(stored):
   case = functools.partial(
     kernels.of_decoding, bandwidth=1e12, stored=stored, B=7, T=150
   )
-  line = case(kernel)
-  assert 5e-4 < line["error"] < 5e-3
+  assert 5e-4 < case(kernel)["error"] < 5e-3
   late = lambda q, state, tokens, table, first, stop: cache.row_attention(
     q, state, tokens, table, first, stop - (stop > first)
   )

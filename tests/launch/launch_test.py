@@ -60,8 +60,7 @@ def test_slurm(tmp_path, status):
   program(tmp_path / "scontrol", WRITE)
   env = {"SLURM_JOB_ID": "41", "SLURM_GPUS_ON_NODE": "4"}
   flags = ["--config=n512", "--workdir=a b"]
-  process = start("slurm.sbatch", *flags, path=tmp_path, **env)
-  assert ended(process)[0] == status
+  assert ended(start("slurm.sbatch", *flags, path=tmp_path, **env))[0] == status
   (name, args, ids), *after = lines(tmp_path / "calls")
   assert name == "srun" and ids == "0,1,2,3"
   assert args[0] == "--kill-on-bad-exit=1"
@@ -217,8 +216,7 @@ def test_skypilot_gives_each_node_its_flags(tmp_path):
   (workdir,) = (a for a in args if a.startswith("--workdir="))
   assert workdir.removeprefix("--workdir=").startswith((*task["volumes"],))
   assert task["num_nodes"] == 2
-  recovery = task["resources"]["job_recovery"]
-  assert recovery["recover_on_exit_codes"] == [75]
+  assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
 
 
 @pytest.mark.parametrize("kind, extra", [("gpu", "cuda12"), ("tpu", "tpu")])

@@ -179,8 +179,7 @@ def test_bytes_of_a_pass():
 def test_a_gradient_reads_four_times_and_has_eight_operations_for_a_weight():
   counts = Counts(TINY, copies=1)
   assert counts.gradient(13, 0, 13).flops == 8 * 13 * (2 * LAYER + HEAD)
-  once = counts.forward(13, 7, 5).bytes
-  assert counts.gradient(13, 7, 5).bytes == 4 * once
+  assert counts.gradient(13, 7, 5).bytes == 4 * counts.forward(13, 7, 5).bytes
 
 
 def test_a_step_reads_a_prompt_once_for_each_lane():

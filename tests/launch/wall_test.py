@@ -169,8 +169,7 @@ def test_an_interval_has_the_variance_of_seeds_and_of_prompts():
 
 
 def test_differences_are_paired_by_prompt():
-  rng = np.random.default_rng(0)
-  p = rng.uniform(0.2, 0.6, 64)
+  p = np.random.default_rng(0).uniform(0.2, 0.6, 64)
   arm = lambda more: {
     str(s): result([0.0, 10.0], [0.0] * 64, p + more) for s in range(3)
   }

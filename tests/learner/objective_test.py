@@ -254,8 +254,7 @@ def test_a_ratio_beyond_20_nats_is_clamped():
 def test_statistics_of_a_correction_by_hand():
   one, _ = two_tokens(np.log([2.0, 0.25]))
   capped = correct("truncated", high=1.3)
-  objective = dataclasses.replace(PLAIN, correction=capped)
-  _, stats = table_step([one], objective)
+  _, stats = table_step([one], dataclasses.replace(PLAIN, correction=capped))
   np.testing.assert_allclose(
     stats.correction.value, (2 * 1.3 + 0.25) / 3, rtol=1e-5
   )

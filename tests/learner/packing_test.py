@@ -91,8 +91,7 @@ def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
     C, B, R, L = batch.mask.shape
     assert (C, B, R) == (8, Layout(3, 2, 4, S).blocks_of(L), 3)
     rows = batch.weight.sum(-1) > 0
-    longest = batch.mask.sum(-1).max(-1)
-    assert (longest[rows] > L // 2).all() or L == 1
+    assert (batch.mask.sum(-1).max(-1)[rows] > L // 2).all() or L == 1
     assert rows.reshape(-1)[: (int(batch.used) - 1) * B + 1].all()
     assert not rows[int(batch.used) :].any()
 
@@ -112,8 +111,7 @@ def test_more_microbatches_than_a_batch_holds_make_another(monkeypatch):
 def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
   # Of 1 row: 8 blocks of up to 1 token in a microbatch, 4 of 2, 2 of 4.
   source, distinct = some_lengths(1, 1, 1, 2, 2, 2, 2, 2, 2, 4, 4)
-  some = Layout(1, 2, 4, 0)
-  plan = packing.plan_blocks(source, distinct, some)
+  plan = packing.plan_blocks(source, distinct, Layout(1, 2, 4, 0))
   # The 3 of one token join the 6 of two: 9 are 2 microbatches and one block,
   # which joins the 2 of four tokens.
   batches = plan.batches()
@@ -245,8 +243,7 @@ def test_rollouts_without_tokens_are_in_no_tree():
 
 def test_rows_hold_what_fits_and_are_packed_closely():
   out, advantage = rollouts(kinds=12)
-  distinct = distinct_of(out)
-  plan = packing.plan_trees(source(out, advantage), distinct, (3, 32))
+  plan = packing.plan_trees(source(out, advantage), distinct_of(out), (3, 32))
   (batch,) = plan.batches()
   assert batch.trees is not None
   tokens = (batch.trees.end > 0).sum(axis=-1)
@@ -313,8 +310,7 @@ def test_the_largest_trees_are_placed_first():
   # Trees of 3, 3, 5 and 5 tokens in rows of 8: 5 + 3 twice, not 3 + 3, 5, 5.
   one = alone([[[3] * n + [NO] * (5 - n)] for n in (3, 3, 5, 5)])
   distinct = [one.rollouts.distinct(p) for p in range(4)]
-  plan = packing.plan_trees(one, distinct, (1, 8))
-  (batch,) = plan.batches()
+  (batch,) = packing.plan_trees(one, distinct, (1, 8)).batches()
   assert batch.trees is not None
   ends = batch.trees.end.reshape(8, 8)
   assert ends[ends > 0].tolist() == [5, 5, 5, 5, 5, 8, 8, 8] * 2

@@ -95,8 +95,7 @@ def test_the_probe_has_the_same_shapes_whatever_was_sampled():
   want = shapes(probe(*groups(), count=2, rows=4))
   long = dataclasses.replace(rollouts, logp=rollouts.logp - 400.0)
   assert shapes(probe(prompts, long, reward, count=2, rows=4)) == want
-  every = np.ones_like(rollouts.mask)
-  none = dataclasses.replace(rollouts, mask=every)
+  none = dataclasses.replace(rollouts, mask=np.ones_like(rollouts.mask))
   found = theory.probe(prompts, none, reward, count=2, rows=4, tokens=1)
   want = theory.probe(*groups(), count=2, rows=4, tokens=1)
   assert shapes(found) == shapes(want)

@@ -448,12 +448,10 @@ def test_rollouts_that_do_not_count_are_not_packed():
   want = {}
   for p, n, t in np.argwhere(some.rollouts.mask):
     if not cut[p, n]:
-      token = int(some.rollouts.tokens[p, n, t])
-      want[token] = (1.0, float(advantage[p, n]))
+      want[int(some.rollouts.tokens[p, n, t])] = (1.0, float(advantage[p, n]))
   assert packed_tokens(parts) == want and len(want) == 1 + 2 + 3 + 1 + 1
   # Five count, and all of them differ.
-  shares = update.packing_metrics(parts, 5)
-  assert shares["update/distinct_fraction"] == 1.0
+  assert update.packing_metrics(parts, 5)["update/distinct_fraction"] == 1.0
   parts = minibatches(np.ones((2, 4), bool))
   assert len(packed_tokens(parts)) == some.rollouts.mask.sum() == 20
 

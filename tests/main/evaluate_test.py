@@ -530,11 +530,9 @@ def test_files_that_are_gone_are_named_and_do_not_stop_it(tmp_path):
 
 def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
   family = gym.Family("gcd", {"min_value": 1, "max_value": 40})
-  drawn = gym.puzzle(family, "train", 7, seed=11)
-  generated = dataset.Data([drawn], ["there"])
+  generated = dataset.Data([gym.puzzle(family, "train", 7, seed=11)], ["there"])
   trained_on = run_on(tmp_path / "a", gym_weight=1.0)
-  said = f"training of {trained_on} ... gcd ... held-out"
-  with refuses(ValueError, said):
+  with refuses(ValueError, f"training of {trained_on} ... gcd ... held-out"):
     refuse(trained_on, generated)
   # Of another seed, by the same generator: the split holds for all of them.
   other = gym.heldout([family], per_family=30, seed=11)
@@ -571,8 +569,7 @@ def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
   changes["data.files"] = (str(tmp_path / "b.jsonl"),)
   capsys.readouterr()
   run(tmp_path / "f", **changes | {"data.heldout_one_in": 4})
-  said = f"of {training}: {a}"
-  assert mentions(capsys.readouterr().out, said)
+  assert mentions(capsys.readouterr().out, f"of {training}: {a}")
 
 
 def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):

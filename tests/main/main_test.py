@@ -176,8 +176,7 @@ def test_status_of_a_run_that_ends_early(arrived, monkeypatch, capsys):
   with pytest.raises(SystemExit) as e:
     arrived("--config=n16", "--workdir=w")
   assert e.value.code == errors.STORAGE
-  said = capsys.readouterr().err
-  assert said == "error: run/a: No space left on device\n"
+  assert capsys.readouterr().err == "error: run/a: No space left on device\n"
 
 
 WAITS = """

@@ -256,8 +256,7 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
   for step in (1, 2, 3):
     recorder.event(step, {"event": "reference reset", "why": "KL"})
   recorder.close()
-  told = capsys.readouterr().err
-  assert "step 3/60  reference reset: KL\n" in told
+  assert "step 3/60  reference reset: KL\n" in capsys.readouterr().err
   # Killed before step 3 was saved; resumed with another config.
   recorder = made(wired, tmp_path, changed={"n": 512})
   recorder.start(2)

@@ -11,6 +11,7 @@ import sys
 
 import compiling
 import configured
+import hub_cache
 import jax
 import numpy as np
 import pytest
@@ -49,6 +50,12 @@ def texts(responses):
 
 
 # ------------------------------------------------------------------ the package
+
+
+def test_a_revision_of_a_model_is_loaded(tmp_path, monkeypatch, policy):
+  hub_cache.made(tmp_path, monkeypatch, v2=huggingface.ASSETS)
+  loaded = bj.load("maker/model@v2")
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, policy.params)
 
 
 @pytest.mark.ci
@@ -107,8 +114,7 @@ def test_it_answers_with_what_the_sampler_draws(policy):
   )
   found = policy.sample(LONG, 16, seed=3, **how)
   for n, one in enumerate(found):
-    kept = np.asarray(out.mask[0, n])
-    assert one.tokens == out.tokens[0, n][kept].tolist()
+    assert one.tokens == out.tokens[0, n][np.asarray(out.mask[0, n])].tolist()
     assert one.logp == pytest.approx(float(out.logp[0, n].sum()), abs=1e-5)
     assert one.truncated == (one.tokens[-1] not in stop)
     assert [one.text] == policy.tokenizer.decode([one.tokens])

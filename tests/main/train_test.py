@@ -9,6 +9,7 @@ import types
 
 import compiling
 import configured
+import hub_cache
 import jax
 import messages
 import numpy as np
@@ -38,13 +39,18 @@ ASSETS = ROOT / "brorl_jax" / "assets"
 
 
 @pytest.mark.ci
-def test_a_run_records_the_files_that_it_trains_on(tmp_path):
+def test_a_run_records_the_files_and_the_commit_that_it_trains_on(
+  tmp_path, monkeypatch
+):
+  (commit,) = hub_cache.made(tmp_path, monkeypatch, v2=ASSETS)
   path = made.problems(tmp_path / "a.jsonl", range(40))
   alone = {"data.files": (path,), "data.domains.gym.weight": 0.0}
-  this = resolved(config(prompt_tokens=80, **alone))
+  name = "maker/model@v2"
+  this = resolved(config(prompt_tokens=80, checkpoint=name, **alone))
   parts = train._parts(this, tmp_path / "run", anew=False)
   parts.scorer.close()
   assert parts.entries["files"] == dataset.file_digests(path)
+  assert parts.entries["began_with"] == str(commit)
 
 
 @pytest.mark.ci
@@ -417,5 +423,4 @@ def test_rl_continues_with_it(warm, tmp_path):
   words += [f"--workdir={tmp_path / 'run'}", "--config=configs/smoke.py"]
   env = {**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"}
   ran(sys.executable, "-m", "brorl_jax.main", *words, env=env, check=True)
-  lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-  assert len(lines) == 2
+  assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -132,8 +132,7 @@ def test_slices_lie_along_data_and_links_decide_in_a_host(monkeypatch):
   mesh = meshes.over(chips(2, 2, 4), Axes(data=2, fsdp=-1, tensor=2))
   assert meshes.of(mesh) == Axes(2, 4, 2)
   assert [shape for shape, _ in asked] == [(1, 2, 2, 1)] * 4
-  ids = [[d.id for d in half.flat] for half in mesh.devices]
-  assert ids == [
+  assert [[d.id for d in half.flat] for half in mesh.devices] == [
     [3, 2, 1, 0, 13, 12, 11, 10], [103, 102, 101, 100, 113, 112, 111, 110],
   ]  # fmt: skip
 

@@ -106,8 +106,7 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
   longest = max(longest, SAME.max_positions)
   assert policy == dataclasses.replace(SAME, rope=rope, max_positions=longest)
   # And back, with what was left open.
-  fields = architectures.config_of(policy, "float32")
-  assert read(tmp_path, fields) == policy
+  assert read(tmp_path, architectures.config_of(policy, "float32")) == policy
 
 
 @pytest.mark.parametrize(
@@ -190,8 +189,7 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
 def test_fields_that_switch_something_on(tmp_path, config, fields):
   policy = read(tmp_path, config)
   assert {name: getattr(policy, name) for name in fields} == fields
-  again = read(tmp_path, architectures.config_of(policy, "float32"))
-  assert again == policy
+  assert read(tmp_path, architectures.config_of(policy, "float32")) == policy
 
 
 def refused(directory, part):

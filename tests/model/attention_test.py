@@ -29,8 +29,7 @@ def test_rotation_by_hand():
   # Two pairs, (1, 0) and (2, 0); at position 3 they turn by 3 and by 3 / 10.
   x = jnp.asarray([1.0, 2.0, 0.0, 0.0]).reshape(1, 1, 1, 1, 4)
   want = [np.cos(3), 2 * np.cos(0.3), np.sin(3), 2 * np.sin(0.3)]
-  got = turned(x, 3, Rope(100.0))
-  np.testing.assert_allclose(got.ravel(), want, atol=1e-6)
+  np.testing.assert_allclose(turned(x, 3, Rope(100.0)).ravel(), want, atol=1e-6)
   np.testing.assert_array_equal(turned(x, 0, Rope(100.0)), x)
 
 
@@ -333,8 +332,7 @@ def _position(policy, view, pair=0):
 
 
 def test_texts_of_a_row_begin_at_their_first_token():
-  segment = jnp.array([[[1, 1, 2, 2, 2, 0]]])
-  start = attention.segment_start(segment)
+  start = attention.segment_start(jnp.array([[[1, 1, 2, 2, 2, 0]]]))
   np.testing.assert_array_equal(start, [[[0, 0, 2, 2, 2, 5]]])
 
 
@@ -366,8 +364,7 @@ def test_a_sliding_layer_sees_its_window_and_the_other_all():
 def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
   # A prompt of two tokens, its answers a b and c, a second tree, padding.
   #            0  1  a  b  c  0  .
-  end = jnp.array([[[5, 5, 4, 4, 5, 6, 0]]])
-  visible, depth = attention.tree_views(end)
+  visible, depth = attention.tree_views(jnp.array([[[5, 5, 4, 4, 5, 6, 0]]]))
   want = [
     [1, 0, 0, 0, 0, 0, 0],
     [1, 1, 0, 0, 0, 0, 0],

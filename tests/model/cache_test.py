@@ -91,8 +91,7 @@ def test_prompts_in_pieces_are_the_prompts(monkeypatch):
   """And a piece that no row sees is not read, whatever it is."""
   width, prompts = 2, 2
   monkeypatch.setattr(cache, "_LEAST_PIECE", 2)
-  rng = np.random.default_rng(width)
-  q, shared, pages = drawn(rng, S=width * prompts)
+  q, shared, pages = drawn(np.random.default_rng(width), S=width * prompts)
   run = functools.partial(
     cache.attend_pages, q, pages=pages, column=jnp.int32(1), used=1,
     limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5, softcap=0.7,
@@ -366,8 +365,7 @@ def half(monkeypatch, request):
 
 
 def kernels_of(form, case):
-  program = jax.make_jaxpr(form)(*case)
-  return len([*equations(program.jaxpr, "pallas_call")])
+  return len([*equations(jax.make_jaxpr(form)(*case).jaxpr, "pallas_call")])
 
 
 def attending(platform, scale=0.3, **more):
@@ -422,6 +420,5 @@ def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
   """GSPMD would gather them: 4 heads on 2 x 2 or on 8 devices."""
   for fsdp, tensor, kernels in ((1, 4, 1), (2, 2, 0), (1, 8, 0)):
     devices = jax.devices()[: fsdp * tensor]
-    mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))):
       assert kernels_of(attending("gpu"), half) == kernels

@@ -24,8 +24,7 @@ def draw(*, P=2, M=3, Q=10, H=6, G=2, K=8, S=7, how="left", own="all"):
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   prefix = None
   if how == "left":
-    first = [[S - 1], [2], [0], [S - 2]]
-    prefix = np.arange(S) >= np.resize(first, (P, 1))
+    prefix = np.arange(S) >= np.resize([[S - 1], [2], [0], [S - 2]], (P, 1))
   mask = np.ones((P, 1, Q), bool)
   if own == "left":
     mask[0, :, :4] = False
@@ -210,11 +209,10 @@ def test_a_policy_says_which_of_its_tokens_are_real(kernels, monkeypatch):
   def found(policy):
     score = lambda params: policy.response_logp(params, prompt, mask, response)
     total = lambda params: sum(x.sum() for x in score(params))
-    rows = jnp.where(mask[..., None], policy.logits(params, prompt, mask), 0.0)
     return (
       score(params),
       policy.prefill(params, prompt, mask)[0],
-      rows,
+      jnp.where(mask[..., None], policy.logits(params, prompt, mask), 0.0),
       (jax.grad(total)(params)),
     )
 

@@ -1,11 +1,13 @@
 """Directories in and out: what is read of them, what is refused."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import shutil
 
+import hub_cache
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,7 @@ from saved_models import (
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, sharding
+from brorl_jax.model.huggingface import ASSETS
 from brorl_jax.model.spec import Rope
 
 
@@ -94,8 +97,7 @@ def test_a_mesh_that_does_not_fit_is_refused(saved):
 
 
 def test_several_files_with_an_index_are_one_checkpoint(saved):
-  where = split(saved)
-  assert len(set(where.values())) == 3
+  assert len(set(split(saved).values())) == 3
   policy, params = huggingface.load(saved)
   assert policy == TINY
   same(params, random_params())
@@ -196,42 +198,68 @@ def test_a_tokenizer_goes_with_the_weights_it_belongs_to(tmp_path):
 
 
 def test_a_name_of_the_hub_is_downloaded(tmp_path, monkeypatch):
-  import huggingface_hub
-
   asked = []
 
-  def download(name, *, allow_patterns):
-    asked.append(name)
+  def download(name, *, revision, allow_patterns, local_files_only):
+    asked.append((name, revision))
     assert {"config.json", "model*.safetensors", INDEX} < set(allow_patterns)
     assert not any(p.endswith((".bin", ".py")) for p in allow_patterns)
+    assert not local_files_only
     return str(tmp_path)
 
-  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  monkeypatch.setattr(
+    huggingface.huggingface_hub, "snapshot_download", download
+  )
+  for name in ("config.json", WEIGHTS):
+    (tmp_path / name).touch()
   assert huggingface.locate("maker/model-1.5B") == tmp_path
-  assert (
-    huggingface.locate(str(tmp_path)) == tmp_path
-  )  # a directory is not asked for
-  for wrong in ("/no/where", "model", "a/b/c", str(tmp_path / "x y/z")):
+  assert huggingface.locate("maker/model-1.5B@refs/pr/1") == tmp_path
+  assert huggingface.locate(str(tmp_path)) == tmp_path  # is not asked for
+  for wrong in ("/no/where", "model", "a/b/c", "a/b@", "a/b@c@d", "a/b@/c"):
     with pytest.raises(ValueError, match="directory"):
       huggingface.locate(wrong)
-  assert asked == ["maker/model-1.5B"]
+  name = "maker/model-1.5B"
+  assert asked == [(name, None), (name, "refs/pr/1")]
 
 
-def test_without_a_network_one_line_says_what_to_download(monkeypatch):
-  import huggingface_hub
+def test_a_revision_is_found_in_the_cache_of_the_hub(tmp_path, monkeypatch):
+  one, other = hub_cache.made(tmp_path, monkeypatch, v1=ASSETS, v2=ASSETS)
+  for plan in (False, True):
+    locate = functools.partial(huggingface.locate, plan=plan)
+    assert locate("maker/model@v1") == one
+    assert locate("maker/model@v2") == other
+    assert locate(f"maker/model@{one.name}") == one
+  # A directory of that name comes first.
+  (tmp_path / "maker" / "model@v2").mkdir(parents=True)
+  monkeypatch.chdir(tmp_path)
+  assert str(huggingface.locate("maker/model@v2")) == "maker/model@v2"
 
-  def offline(name, *, allow_patterns):
-    raise OSError("no route to host\nand much more")
 
-  monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-  with refuses(
-    ValueError,
-    (
-      "'maker/model' ... 'hf download maker/model --local-dir model' "
-      "... --config.policy.checkpoint=model"
-    ),
-  ):
+def test_what_the_cache_lacks_is_downloaded_by_the_command_told(
+  tmp_path, monkeypatch
+):
+  one, other = hub_cache.made(tmp_path, monkeypatch, v1=ASSETS, v2=ASSETS)
+  (one / WEIGHTS).unlink()
+  shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+  (other / INDEX).write_text(json.dumps({"weight_map": shards}))
+  (other / "model-1.safetensors").touch()
+  for revision, lacks in ("v1", WEIGHTS), ("v2", "model-2.safetensors"):
+    name = f"maker/model@{revision}"
+    command = f"'hf download maker/model --revision {revision}'"
+    with refuses(ValueError, f"'{name}' ... {lacks} ... {command}"):
+      huggingface.locate(name)
+    huggingface.locate(name, plan=True)  # needs no weights
+  with refuses(ValueError, "'hf download maker/model' ... --local-dir model"):
     huggingface.locate("maker/model")
+  (one / "config.json").unlink()
+  command = "'hf download maker/model config.json --revision v1'"
+  with refuses(ValueError, f"a plan needs only ... {command}"):
+    huggingface.locate("maker/model@v1", plan=True)
+  (other / INDEX).unlink()
+  (other / WEIGHTS).unlink()
+  (other / "pytorch_model.bin").touch()  # no command brings other weights
+  with refuses(ValueError, "pytorch_model.bin may be a pickle"):
+    huggingface.load(huggingface.locate("maker/model@v2"))
 
 
 @pytest.mark.parametrize("name", huggingface.EMBEDDED)

@@ -52,8 +52,7 @@ def test_initial_parameters_are_normal_with_standard_deviation_002():
   assert jnp.all(up[0] != up[1]) and jnp.mean(up == gate) < 0.01
   embed = params["embed"]["embedding"]
   assert jnp.mean(embed == params["head"]["kernel"].T) < 0.01
-  again = policy.init(jax.random.key(1))
-  chex.assert_trees_all_equal(again, params)
+  chex.assert_trees_all_equal(policy.init(jax.random.key(1)), params)
   other = policy.init(jax.random.key(2))["embed"]["embedding"]
   assert jnp.all(jnp.any(other != embed, axis=1))
 
@@ -361,8 +360,7 @@ def test_a_layer_computes_what_it_computed_before(name):
 def test_devices_that_share_key_value_heads_do_not_join_weights():
   params = shaken(TINY)
   on_gpu = dataclasses.replace(TINY, target=GPU)
-  mesh = meshes.over([jax.devices()[:4]], Axes(tensor=2, expert=2))
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(meshes.over([jax.devices()[:4]], Axes(tensor=2, expert=2))):
     assert "q" in on_gpu.unroll(params)["blocks"][0]
 
 

@@ -119,8 +119,7 @@ def random_model(name: str) -> Theirs:
       if "embed" in path and kind.startswith("gemma"):
         p.mul_(0.05)
   tokens = np.random.default_rng(0).integers(1, 96, (3, 24))
-  mask = np.arange(24) >= 24 - np.array(LENGTHS)[:, None]
-  return Theirs(model, tokens, mask)
+  return Theirs(model, tokens, np.arange(24) >= 24 - np.array(LENGTHS)[:, None])
 
 
 @pytest.mark.parametrize("name", tiers.some(KINDS, 1, 1))

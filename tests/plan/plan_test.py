@@ -7,13 +7,14 @@ import json
 import math
 import re
 
+import hub_cache
 import jax
 import one_step
 import pytest
 import tiers
 from configured import config
 from loads import GIB, SMALL, on_gpu, planned, settled
-from messages import refuses
+from messages import mentions, refuses
 
 from brorl_jax.configs import n16, n512
 from brorl_jax.errors import UserError
@@ -24,7 +25,7 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model import huggingface, spec, tokenizer
 from brorl_jax.model.spec import Target
-from brorl_jax.plan import memory, resolve
+from brorl_jax.plan import memory, resolve, topology
 from brorl_jax.plan.resolve import Machine, Plans
 
 
@@ -243,14 +244,49 @@ def test_presets_fit_eight_devices_that_are_not_here(
   assert found(mean_tokens=0, int8_cache=True)[0] > 1.3 * longest
 
 
-def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):
-  monkeypatch.setattr(huggingface, "locate", lambda _: pytest.fail("downloads"))
+def test_a_plan_reads_the_cache_of_the_hub(tmp_path, monkeypatch, capsys):
+  hub_cache.made(tmp_path, monkeypatch, v2=huggingface.ASSETS)
+  plan_of(config(checkpoint="maker/model@v2"))
+  assert "rollouts: " in capsys.readouterr().out
+  command = "'hf download maker/model config.json --revision v1'"
+  with refuses(UserError, f"checkpoint 'maker/model@v1' ... {command}"):
+    plan_of(config(checkpoint="maker/model@v1"))
+  known = n512.get_config("1p5b").policy.checkpoint
+  for name in (known, f"{known}@main"):  # comes with the package
+    assert plan_command.locate(name).name == known.partition("/")[2]
+
+
+@pytest.mark.parametrize(
+  "text, on",
+  [
+    (None, "8 x 1 accelerators\n ... 72.78 GiB"),
+    ("h100:8x8", "64 x 1 accelerators of 8 processes ... 72.78 GiB"),
+    ("v5p:2x2x2", "8 x 1 accelerators of 2 processes ... 95.74 GiB"),
+  ],
+)
+def test_a_preset_for_accelerators_is_planned_for_them(
+  text, on, capsys, monkeypatch
+):
+  def prepare(name, **_):
+    raise UserError(f"no compiler for {name}")
+
+  monkeypatch.setattr(spec, "here", lambda: Target("cpu", 1, GIB))
+  monkeypatch.setattr(topology, "prepare", prepare)
+  monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", ".92")
   c = n512.get_config("1p5b")
-  c.policy.checkpoint = name = "somebody/Model-1B"
-  with pytest.raises(UserError) as e:
-    plan_of(settings.typed(c))
-  assert f"checkpoint = '{name}' is not a directory" in str(e.value)
-  assert f"'hf download {name} config.json --local-dir Model-1B" in str(e.value)
+  where = topology.named(text, fast=False)
+  plan_command.run(plan_command.resolved(settings.typed(c), where), where)
+  said = capsys.readouterr().out
+  assert all(part in said for part in on.split(" ... "))
+  why = (
+    f"no compiler for {text}" if text else "no accelerator here ... h100:1x8"
+  )
+  assert mentions(said.splitlines()[0], why)
+  with refuses(UserError, "no compiler for h100:1x8"):
+    topology.named("h100:1x8", fast=True)
+  c.devices.mesh_fsdp = 65
+  with refuses(UserError, "fsdp=65 ... devices of ... a machine of 65"):
+    plan_command.resolved(settings.typed(c), where)
 
 
 def test_devices_that_are_not_here_cannot_be_asked(capsys):
@@ -291,8 +327,11 @@ def test_a_plan_reads_the_data_too(tmp_path, capsys):
 
 def test_a_plan_tells_of_a_bad_line_and_of_a_long_prompt(tmp_path):
   path = tmp_path / "mine.jsonl"
-  with refuses(UserError, "mine.jsonl, line 8 ... 'label'"):
-    plan_of(config(**others(path, wrong=7)))
+  for fields in {}, {"memory_bytes": 1000}:  # of which the file comes first
+    with refuses(UserError, "mine.jsonl, line 8 ... 'label'"):
+      plan_of(config(**others(path, wrong=7), **fields))
+  with refuses(UserError, "need ... 0.88 KiB ... memory_bytes"):
+    plan_of(config(**others(path), memory_bytes=1000))
   with refuses(UserError, "data.prompt_tokens = 9"):
     plan_of(config(**others(path) | {"prompt_tokens": 9}))
 
@@ -305,7 +344,9 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
   )
   fields = others(tmp_path / "mine.jsonl")
   plan_of(config(checkpoint=str(source), **fields))
-  said = capsys.readouterr().out.splitlines()[-1]
+  text = capsys.readouterr().out
+  assert "CPU devices" in text  # float32: not meant for accelerators
+  said = text.splitlines()[-1]
   assert re.fullmatch(
     r"files: \d+ examples, held out \d+; the length of their prompts is"
     rf" unknown: {source} has no tokenizer\.json",
@@ -317,6 +358,8 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
 
 
 def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
+  plan_of(config(dtype="bfloat16", mesh_fsdp=1))  # an embedded policy
+  assert "on 1 x 1 CPU devices" in capsys.readouterr().out
   c = config(dtype="bfloat16", memory_bytes=10**8, mesh_fsdp=1)
   plan_of(c)
   got = one_step.resolved(c).phases[0].memory

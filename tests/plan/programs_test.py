@@ -119,8 +119,7 @@ def test_the_programs_of_a_run_and_bytes_that_xla_counts(found):
   gradient = every["gradient"]
   memory = gradient.lowered.compile().memory_analysis()
   besides = gradient.held_bytes - run.sampling_bytes
-  counted = besides + bytes_of(run.state().params)
-  assert counted == memory.argument_size_in_bytes
+  assert besides + bytes_of(run.state().params) == memory.argument_size_in_bytes
 
 
 @pytest.mark.ci

@@ -296,8 +296,7 @@ def test_a_reference_of_any_phase_is_kept_from_the_start():
     )
     assert this.keep_reference == bool(kept)
     for phase in this.phases:
-      copies = phase.memory.sampling_bytes / weights(this)
-      assert round(copies) == 3 + kept
+      assert round(phase.memory.sampling_bytes / weights(this)) == 3 + kept
 
 
 def weights(this):
@@ -305,8 +304,7 @@ def weights(this):
 
 
 def test_this_machine_has_all_devices():
-  c = configured.config(mesh_fsdp=-1, mesh_tensor=2)
-  here = resolve.here(c.devices)
+  here = resolve.here(configured.config(mesh_fsdp=-1, mesh_tensor=2).devices)
   assert here[:3] == (meshes.Axes(fsdp=4, tensor=2), spec.here(), 1)
   assert meshes.of(here.mesh) == here.axes
   with refuses(UserError, "fsdp=3 ... 8 devices"):
@@ -333,8 +331,7 @@ def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
 
 def test_the_config_tells_the_memory_of_a_device():
   for given, told in ((0, 2**36), (10**9, 10**9)):
-    c = one_step.config(memory_bytes=given)
-    this = resolve.resolve(c, described(CPU))
+    this = resolve.resolve(one_step.config(memory_bytes=given), described(CPU))
     assert this.policy.target == this.machine.target
     assert this.policy.target == dataclasses.replace(CPU, memory_bytes=told)
     (phase,) = this.phases
@@ -418,8 +415,7 @@ def bare(tmp_path):
 
 
 def test_a_plan_needs_no_tokenizer_but_a_run_does(bare):
-  this = resolve.resolve(bare(), described(CPU))
-  assert this.tokenizer is None
+  assert resolve.resolve(bare(), described(CPU)).tokenizer is None
   with refuses(UserError, "/no/such"):
     resolve.resolve(bare(chat_template="/no/such"), described(CPU))
   with refuses(UserError, "tokenizer"):

@@ -111,9 +111,8 @@ def test_nine_tenths_of_what_is_equal_are_enough(last, who):
 
 
 def test_rows_have_a_start_once():
-  other = {**made.PASSES, 0: made.PASSES[1]}
   data = numbers(
-    *(run("a"), run("b"), run("c", other)),
+    *(run("a"), run("b"), run("c", {**made.PASSES, 0: made.PASSES[1]})),
     run("d", {0: made.PASSES[1]}, evaluated="x"),
   )
   rows = [(r["run"], r["evaluation"], r["at"]) for r in data["rows"]]
@@ -143,8 +142,7 @@ def test_a_run_that_was_not_evaluated_at_its_end_says_so(passes, steps):
 def test_throughput_by_hand():
   """Steps 2 and 3: 16 samples each, 900 s of rollouts of 3,960 s; a step keeps
   a fourth or a half."""
-  t = numbers(run("a"))["runs"][0]["throughput"]
-  assert t == {
+  assert numbers(run("a"))["runs"][0]["throughput"] == {
     "steps": 2,
     "pass_rate": pytest.approx((0.25 + 0.5) / 2),
     "generated_per_generation_s": pytest.approx(32 / 1800),
@@ -272,8 +270,7 @@ def test_arms_are_paired_seed_by_seed():
   assert against["n"] == 8 and against["by_task"]["clusters"] == 3
   assert against["difference"] == pytest.approx(0.375)
   assert against["plain"]["t"] == pytest.approx(theirs.statistic)
-  starts = [r["run"] for r in data["rows"] if r["at"] == ["start"]]
-  assert starts == [0, 2, 3]
+  assert [r["run"] for r in data["rows"] if r["at"] == ["start"]] == [0, 2, 3]
 
 
 def test_runs_of_the_same_prompts_are_paired_by_seed():
@@ -325,8 +322,7 @@ def test_which_n_its_advantages_want():
   """Of the last 1,024 at first: p = 1/8 or more. Half right is not won."""
   of = lambda *counts: [{"right": k, "drawn": n} for k, n in counts]
   last = of(*[(0, 512)] * 1023, (2, 4), (4, 4))
-  early = of((0, 512), *[(64, 512)] * 1023, (3, 4))
-  visits = [*zip(early, last, strict=True)]
+  visits = [*zip(of((0, 512), *[(64, 512)] * 1023, (3, 4)), last, strict=True)]
   phases = lambda kind: [{"from_step": 2, "advantage.kind": kind}]
   of = lambda kind, **more: numbers(
     dataclasses.replace(run("a", phases=phases(kind)), **more)

@@ -172,8 +172,7 @@ def test_each_row_of_the_cost_table_has_its_numbers(parsed, data):
       score(s["all"]),
     ]
   assert shown[0][2:9] == ["ppo, tokens", "4", "2", "0", "0", "0 s", "0 s"]
-  ends = [cells[2:9] for cells in shown if cells[1].endswith("end")]
-  assert ends == [
+  assert [cells[2:9] for cells in shown if cells[1].endswith("end")] == [
     ["ppo, tokens", "4", "2", "3", "48", "4.2 h", "1.5 h"],
     [f"ppo, {NASTY}", "2", "4", "5", "61,725", "2.19 h", "2.5 h"],
   ]
@@ -190,8 +189,7 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
   # Of three prompts the visits had 9 and then 1, 0 and 16 right of 16.
   (which,) = rows(parsed, "Which N")
   assert which[:8] == [NASTY, "tokens", "3", "1", "1", "0", "16", "any"]
-  said = "N hardly protects prompts; maxrl would, with N above 16"
-  assert which[8] == said
+  assert which[8] == "N hardly protects prompts; maxrl would, with N above 16"
   assert rows(parsed, "Output tokens, before and after")[1] == [
     NASTY, "math", "5.5 → 5.5", "25.00 → 75.00", "0.0 → 0.0"
   ]  # fmt: skip

@@ -69,8 +69,7 @@ def test_whitens_by_hand():
 def example(p=6, n=16):
   kr, kl = jax.random.split(jax.random.key(0))
   reward = jax.random.bernoulli(kr, 0.3, (p, n)).astype(jnp.float32)
-  length = jax.random.randint(kl, (p, n), 1, 40).astype(jnp.float32)
-  return reward, length
+  return reward, jax.random.randint(kl, (p, n), 1, 40).astype(jnp.float32)
 
 
 @pytest.mark.parametrize("bad", [1e6, jnp.nan])

@@ -96,7 +96,6 @@ DOORS = {
   ),
   filtering.partly_solved: REWARD,
   mass_balance.mass_balance: TOKENS | STEP,
-  mass_balance.token_gains: TOKENS | STEP,
   mass_balance.mass_balance_counts: dict(
     probs=TOKENS["probs"], correct=TOKENS["correct"],
     counts=(jnp.arange(V) < 2) * 2, **STEP,
@@ -137,10 +136,9 @@ def public():
   for path in pathlib.Path(brorl_jax.rl.__path__[0]).glob("[!_]*.py"):
     module = importlib.import_module(f"brorl_jax.rl.{path.stem}")
     for name, value in vars(module).items():
-      own = getattr(value, "__module__", None) == module.__name__
       if (
         callable(value)
-        and own
+        and getattr(value, "__module__", None) == module.__name__
         and name[0] != "_"
         and not isinstance(value, type)
       ):
@@ -274,8 +272,7 @@ def test_counts_what_the_mask_says():
 
 
 def test_a_weight_of_c_is_c_copies():
-  weight = jnp.array([[2.0, 0.0, 7.0], [7.0, 3.0, 7.0]])
-  mean = Mean.of(VALUES, WHERE, weight)
+  mean = Mean.of(VALUES, WHERE, jnp.array([[2.0, 0.0, 7.0], [7.0, 3.0, 7.0]]))
   assert (float(mean.total), float(mean.count)) == (17.0, 5.0)
 
 

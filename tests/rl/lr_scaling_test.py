@@ -15,8 +15,7 @@ def test_the_change_from_prorl_to_brorl():
   """128 x 512 are 65,536 samples, 512 x 16 are 8,192: sqrt(8) = 2.828."""
   by_sample = sqrt_scaled(1e-6, samples=128 * 512, base_samples=512 * 16)
   assert by_sample == pytest.approx(2.828e-6, rel=1e-3)
-  by_prompt = sqrt_scaled(1e-6, samples=128, base_samples=512)
-  assert by_prompt == 5e-7
+  assert sqrt_scaled(1e-6, samples=128, base_samples=512) == 5e-7
 
 
 @pytest.mark.parametrize("name", ["samples", "base_samples"])

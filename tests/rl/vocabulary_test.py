@@ -186,10 +186,9 @@ def test_blocks_of_the_vocabulary_change_nothing(blocked, rows, devices):
     run = lambda h, k, block, logits=logits: vocabulary.token_logp(
       logits, k.T, h, tokens, rows=rows, block=block, spread=devices > 1
     )
-    slopes = weight, weight[::-1]
     whole, blocks = (
       with_gradient(lambda *a, run=run, block=block: run(*a, block))(
-        hidden, kernel, slopes
+        hidden, kernel, (weight, weight[::-1])
       )
       for block in (12, 12 // blocked)
     )

@@ -194,8 +194,7 @@ def test_as_many_pages_as_the_longest_rollout_needs():
     *older, newest = programs.turn_pages(spec, pages, longest)
     assert older == kept and newest.shape == (16, 3)
   # Of four pages the oldest is written again.
-  turned = programs.turn_pages(spec, ["z", *pages], 12)
-  assert turned == ["a", "b", "c", "z"]
+  assert programs.turn_pages(spec, ["z", *pages], 12) == ["a", "b", "c", "z"]
 
 
 def test_rollouts_that_ended_need_no_slot():

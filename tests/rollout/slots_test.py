@@ -42,8 +42,7 @@ def test_slot_steps_by_hand(prompts, n, slots, limit, slot_steps, written):
       assert out.mask[p, r].sum() == length and out.mask[p, r, 0]
       assert out.truncated[p, r] == (start > limit)
   np.testing.assert_allclose(out.slot_steps, [slot_steps / 3] * 3, rtol=1e-6)
-  share = written / max(slot_steps, 1)
-  assert out.slot_occupancy() == pytest.approx(share)
+  assert out.slot_occupancy() == pytest.approx(written / max(slot_steps, 1))
   assert not np.any(out.logp)
 
 
@@ -67,8 +66,7 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   # One lane has 39 steps of the first prompt and then 2 of the next, which was
   # in its window; the other has all the rest meanwhile.
   written = 2 * 39 + 2 * 2 * 18
-  share = out.slot_occupancy()
-  assert share >= written / (2 * 2 * 41) - 1e-6
+  assert out.slot_occupancy() >= written / (2 * 2 * 41) - 1e-6
 
 
 def test_lanes_go_through_all_prompts_in_one_program(monkeypatch):
@@ -178,8 +176,7 @@ def test_the_shortest_row_that_holds_blocks():
 
 
 def test_blocks_come_back_from_the_rows_that_are_named():
-  before = made([2, 0, 3], 1, 4)
-  after = TAKE_BACK(before, jnp.asarray([False, True, True]))
+  after = TAKE_BACK(made([2, 0, 3], 1, 4), jnp.asarray([False, True, True]))
   assert after.held.tolist() == [2, 0, 0] and after.count.tolist() == [4]
   assert after.free.tolist()[:4] == [5, 2, 3, 4]
 
@@ -265,8 +262,7 @@ def test_a_rollout_ends_with_any_of_its_stop_ids():
   ends = spec(Table(), stop_ids=(0, 4)).program(1)
   token = jnp.array([[0, 1], [3, 4]])
   assert ends.ended(token).tolist() == [[True, False], [False, True]]
-  never = spec(Table(), stop_ids=()).program(1)
-  assert not never.ended(token).any()
+  assert not spec(Table(), stop_ids=()).program(1).ended(token).any()
 
 
 def cached(blocks=None, **policy):

@@ -139,8 +139,7 @@ def test_a_save_survives_the_donation_of_the_state(run):
 
 
 def test_a_mesh_does_not_forget_its_devices(run):
-  mesh = jax.make_mesh((8,), ("data",))
-  spread = NamedSharding(mesh, PartitionSpec("data"))
+  spread = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec("data"))
   state = {name: jax.device_put(jnp.arange(8.0), spread) for name in "abc"}
   run.put({1: state, 2: state})
   assert state["a"].devices() == set(jax.devices())
@@ -360,8 +359,7 @@ def test_reading_back_sees_every_array(run, path):
   other["digest"][path] = "0" * 64
   with pytest.raises(intact.Damage, match="record"):
     checkpoints.compare(folder, like, other)
-  text = json.dumps(intact.sealed(other))
-  (folder / "extra" / "metadata").write_text(text)
+  (folder / "extra" / "metadata").write_text(json.dumps(intact.sealed(other)))
   with pytest.raises(intact.Damage, match=f"{path} .*saved"):
     checkpoints.compare(folder, like, other)
 
@@ -592,8 +590,7 @@ def test_a_run_goes_back_to_a_step_that_can_be_used(run):
   assert sorted(run.root.rglob("*")) == before and run.said == []
   (run.root / "config.json").write_text("{}")
   assert is_step(back(1), 1) and run.steps() == [1]
-  aside = run.root / "set_aside/1/checkpoints"
-  assert checkpoints.steps(aside) == [2, 3]
+  assert checkpoints.steps(run.root / "set_aside/1/checkpoints") == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
     check(workdir)
     folder.write_config(values(), workdir)
   check(workdir)
-  names = sorted(p.name for p in workdir.iterdir())
-  assert names == [".lock", "config.json"]
+  assert sorted(p.name for p in workdir.iterdir()) == [".lock", "config.json"]
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b"])
@@ -62,8 +61,7 @@ def test_set_aside_counts(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f"{count}")
     (tmp_path / ".lock").touch()
     assert folder.set_aside(tmp_path) == tmp_path / "set_aside" / f"{count}"
-  left = {p.name for p in tmp_path.iterdir()}
-  assert left == {".lock", "set_aside"}
+  assert {p.name for p in tmp_path.iterdir()} == {".lock", "set_aside"}
   for count in (1, 2, 3):
     path = tmp_path / "set_aside" / f"{count}" / "metrics.jsonl"
     assert path.read_text() == f"{count}"
@@ -137,8 +135,7 @@ FREE = """
 @pytest.mark.parametrize("field", FREE)
 def test_some_fields_may_change(tmp_path, field):
   folder.write_config(values(), tmp_path)
-  kind = type(getattr(config().run, field))
-  check(tmp_path, **{field: kind(20)})
+  check(tmp_path, **{field: type(getattr(config().run, field))(20)})
 
 
 @pytest.mark.parametrize("how", [{"pipeline": True}, {"reset_stalled": 3}])

@@ -53,8 +53,7 @@ def test_some_lines_stay_whatever_was_done(path):
   fill(path, {"step": 1}, {"step": 5, "stays": 1}, {"step": 4}, {"step": 2})
   for after in (2, -1):
     keep = lambda line: "stays" in line
-    file = lines.JsonLines(path, after=after, keep=keep)
-    file.close()
+    lines.JsonLines(path, after=after, keep=keep).close()
     some = {2: [1, 5, 2], -1: [5]}[after]
     assert [line["step"] for line in lines.read_lines(path)] == some
 
@@ -68,8 +67,7 @@ def test_a_bad_line_is_an_error_or_left_out_and_told(path):
       lines.JsonLines(path, after=2)
     assert path.read_bytes() == first + bad + b"\n" + second + third
     said = []
-    file = lines.JsonLines(path, after=2, warn=said.append)
-    file.close()
+    lines.JsonLines(path, after=2, warn=said.append).close()
     assert path.read_bytes() == first + second
     assert len(said) == 1 and said[0].startswith(f"{path}, line 2: ")
 

@@ -44,8 +44,7 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys, monkeypatch):
   writer.write_scalars(2, {"reward/mean": 0.5, "policy/kl_ref": 0.75})
   writer.write_scalars(3, {})
   writer.close()
-  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  assert lines == [
+  assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
     '{"step": 1, "reward/mean": 0.25, "policy/kl_ref": null}',
     '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}',
     '{"step": 3}',
@@ -79,8 +78,7 @@ def test_tensorboard_has_histograms_and_texts(tmp_path, capsys):
   writer.close()
   shown = {v.tag: v for event in events(tmp_path) for v in event.summary.value}
   histo = {name: shown[name].histo for name in histograms}
-  found = {name: (x.num, x.sum) for name, x in histo.items()}
-  assert found == {
+  assert {name: (x.num, x.sum) for name, x in histo.items()} == {
     "histogram/reward": (5, 2.5), "histogram/length": (6, 9),
     "histogram/pass_rate": (2, pytest.approx(2 / 3)),
   }  # fmt: skip
@@ -121,8 +119,7 @@ def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
   scalars |= {"time/cpu_s": 7.26, "time/cores": 1.44}
   monkeypatch.setattr(metrics.clock, "cores", lambda: range(4))
   progress.step(5, metrics.numbers(scalars))
-  said = capsys.readouterr().err
-  assert said == (
+  assert capsys.readouterr().err == (
     "step 5/9  reward 0.500  tokens/s 12,346  7.3 CPU-s  1.4 of 4 cores  "
     "10 s, 40 s left\n"
   )

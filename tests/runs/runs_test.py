@@ -312,8 +312,7 @@ def test_begin_again_moves_the_old_files_aside(whole, run, capsys, lose, why):
   lose(run)
   before = tree(run.dir)
   run.start(begin_again=True)
-  aside = tree(run.dir / "set_aside" / "1")
-  assert aside == before
+  assert tree(run.dir / "set_aside" / "1") == before
   said, _ = whole.all(), capsys.readouterr()
   assert run.all() == said
   assert run.told("resume") == []
@@ -325,8 +324,7 @@ def test_begin_again_takes_another_config_and_goes_on_afterwards(run):
   run.start(lr=0.5, steps=4)
   assert [x["step"] for x in run.lines("metrics.jsonl")] == [1, 2, 3, 4]
   run.start(begin_again=True, steps=3)
-  left = sorted(p.name for p in (run.dir / "set_aside").iterdir())
-  assert left == ["1", "2"]
+  assert sorted(p.name for p in (run.dir / "set_aside").iterdir()) == ["1", "2"]
   assert len(lines.read_lines(run.dir / "set_aside/1/metrics.jsonl")) == 12
 
 
@@ -348,8 +346,7 @@ def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch, count):
   monkeypatch.setattr(pathlib.Path, "rename", rename)
   run.refused()
   run.start(begin_again=True)
-  left = tree(run.dir / "set_aside/1") | tree(run.dir / "set_aside/2")
-  assert left == before
+  assert tree(run.dir / "set_aside/1") | tree(run.dir / "set_aside/2") == before
 
 
 def test_begin_again_leaves_alone_what_is_no_training_run(run, tmp_path):
@@ -695,8 +692,7 @@ def test_a_run_can_go_another_way_from_there(long):
 
 
 def test_a_step_that_was_not_saved_is_not_gone_back_to(run):
-  said = run.refused(from_step=7)
-  assert mentions(said, "checkpoint 7 ... 6, 9, 12")
+  assert mentions(run.refused(from_step=7), "checkpoint 7 ... 6, 9, 12")
 
 
 @pytest.mark.ci

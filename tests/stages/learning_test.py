@@ -292,8 +292,7 @@ def test_the_mean_of_a_config_scales_a_batch(wired, monkeypatch, changes, how):
 
   def pack(prompts, rollouts, advantage, layout, scale):
     seen.append(scale)
-    length = rollouts.mask.sum(axis=2)
-    packed.append(packing.loss_scale(length, **how))
+    packed.append(packing.loss_scale(rollouts.mask.sum(axis=2), **how))
     return real(prompts, rollouts, advantage, layout, scale)
 
   monkeypatch.setattr(packing, "pack", pack)

@@ -55,8 +55,7 @@ def test_every_candidate_is_a_training_puzzle_of_its_own_place():
 def test_an_instruction_follows_every_question():
   instruction = "Between <answer> and </answer>."
   asks = {"data.domains.gym.instruction": instruction}
-  c = config(prompt_tokens=80, **asks)
-  told = configured.examples(c, text())
+  told = configured.examples(config(prompt_tokens=80, **asks), text())
   prompts = told.prompts(1, range(8))
   for i, position in enumerate(prompts.index):
     question = examples().example(1, int(position)).question
@@ -176,8 +175,7 @@ def test_a_file_is_gone_through_in_an_order_of_its_own(tmp_path):
 def test_a_step_goes_on_where_the_one_before_ended(tmp_path):
   some = from_file(tmp_path / "sums.jsonl", lines())
   assert list(some.candidates(1, RunState(), most=3)) == [0, 1, 2]
-  later = RunState(drawn=70)
-  assert list(some.candidates(2, later, most=3)) == [70, 71, 72]
+  assert list(some.candidates(2, RunState(drawn=70), most=3)) == [70, 71, 72]
 
 
 @pytest.mark.ci

@@ -51,8 +51,7 @@ KIND = example(("system", "Be kind."), ("user", "1 + 1?"))
 )  # fmt: skip
 def test_what_is_added_and_where(which, added, want):
   before = [dict(message) for message in which.messages]
-  got = [(m["role"], m["content"]) for m in posed(which, **added)]
-  assert got == want
+  assert [(m["role"], m["content"]) for m in posed(which, **added)] == want
   assert [*which.messages] == before  # an example is never changed
 
 
@@ -95,8 +94,7 @@ def test_neighbouring_steps_and_seeds_are_independent(seed, step):
   counts = [[0] * 3 for _ in range(3)]
   for at in range(4_500):
     x = pick_family(0, 2 * at, 5, [1, 1, 1])
-    y = pick_family(seed, 2 * at + step, 5, [1, 1, 1])
-    counts[x][y] += 1
+    counts[x][pick_family(seed, 2 * at + step, 5, [1, 1, 1])] += 1
   chi2 = sum((c - 500) ** 2 / 500 for row in counts for c in row)
   assert chi2 < 31.8  # 0.9999 quantile, 8 degrees of freedom
 

@@ -67,8 +67,7 @@ def test_extract(response, program):
 @hypothesis.given(st.text(alphabet="ab \n\r`~", max_size=60), st.booleans())
 def test_a_program_in_a_fence_is_found(text, tildes):
   fence = "`~"[tildes] * (3 + len(text))  # longer than any in the text
-  response = f"Here:\n{fence}python\n{text}\n{fence}\n"
-  assert code.extract(response) == text + "\n"
+  assert code.extract(f"Here:\n{fence}python\n{text}\n{fence}\n") == text + "\n"
 
 
 BLOCK = "```python\n{}\n```\n"
@@ -273,14 +272,12 @@ def test_the_limit_of_an_example_is_its_own(jail):
 @pytest.mark.parametrize("count", [1, 24, 49])
 def test_any_number_of_tests(jail, count):
   tests = squares(count)
-  right = "print(int(input()) ** 2)"
-  assert outcome(right, tests, jail) == ("pass", 1.0, "")
+  assert outcome("print(int(input()) ** 2)", tests, jail) == ("pass", 1.0, "")
   last = f"n = int(input())\nprint(n * n if n != {count} else 0)"
   status, score, _ = outcome(last, tests, jail)
   assert status == "fail" and score == round((count - 1) / count, 3)
   # Each test is judged by its own output.
-  late = "n = int(input())\nprint((n - 1) ** 2)"
-  assert outcome(late, tests, jail)[1] == 0.0
+  assert outcome("n = int(input())\nprint((n - 1) ** 2)", tests, jail)[1] == 0.0
 
 
 DIRTY = """
@@ -463,8 +460,7 @@ def test_arguments_are_new_for_each_test(jail):
   program = "def add(a, b, seen=[]):\n  seen.append(a)\n  return a + b"
   assert outcome(program, ADD, jail)[0] == "pass"
   shared = {"inputs": [[[1]], [[1]]], "outputs": [1, 1], "fn_name": "f"}
-  pops = "def f(a): return a.pop()"
-  assert outcome(pops, shared, jail)[0] == "pass"
+  assert outcome("def f(a): return a.pop()", shared, jail)[0] == "pass"
 
 
 # check(candidate).
@@ -496,8 +492,7 @@ def check(candidate):
   right, ended = "def f(n): return n", "import os\ndef f(n): os._exit(0)"
   assert outcome(right, tests, jail)[0] == "pass"
   assert outcome(ended, tests, jail)[0] == "fail"
-  opaque = "def f(n): return object()"
-  assert outcome(opaque, tests, jail)[0] == "fail"
+  assert outcome("def f(n): return object()", tests, jail)[0] == "fail"
 
 
 def test_a_candidate_may_raise_and_change_its_arguments(jail):

@@ -370,8 +370,7 @@ def test_a_group_that_hangs_is_invalid_as_a_whole(file, monkeypatch):
 def test_after_some_hangs_in_a_row_no_more_are_waited_for(file, monkeypatch):
   monkeypatch.setattr(own, "_IN_A_ROW", 3)
   file("import time\ndef score(response):\n  time.sleep(600)\n")
-  said = [str(i) for i in range(50)]
-  found = judged(["mine.py:score"], said, timeout_s=0.05)
+  found = judged(["mine.py:score"], [str(i) for i in range(50)], timeout_s=0.05)
   whys = [one.reason.rpartition(": ")[2] for one in found]
   assert whys[:3] == ["no answer in 0.05 s"] * 3
   assert set(whys[3:]) == {"no answer 3 times in a row; not called again"}
@@ -538,8 +537,7 @@ def test_many_groups_and_workers_keep_their_order(file):
     own.Group([str(r) for r in range(p, p + 50)], example(number=p))
     for p in range(20)
   ]
-  names = ["mine.py:score", "mine.py:group"]
-  with own.Rewards(names, workers=3) as some:
+  with own.Rewards(["mine.py:score", "mine.py:group"], workers=3) as some:
     found = some.score(groups, step=7)
     ask = lambda: again.append(some.score(groups[:4], step=8))
     again: list = []

@@ -126,8 +126,7 @@ def test_a_process_that_ended_is_named_and_not_by_the_answer_s_own_reason():
 
   jobs = [Job("x", response, {"gold": "a"}) for response in "ab"]
   with Pool({"x": verify}, workers=1, jail=jailed) as pool:
-    judged = [one.verdict.status for one in pool.score(jobs)]
-    assert judged == ["pass", "fail"]
+    assert [one.verdict.status for one in pool.score(jobs)] == ["pass", "fail"]
     assert pool.replaced() == {"its process ended": 2}
 
 

@@ -276,10 +276,6 @@ def _puzzle24(answer: str, entry: Entry) -> bool | str:
   return _reaches(answer, entry["metadata"]["numbers"], 24, operators)
 
 
-def _queens(answer: str, entry: Entry) -> bool:
-  return _rows(answer) in map(_rows, entry["metadata"]["valid_answers"])
-
-
 def _hanoi(answer: str, entry: Entry) -> bool | str:
   """Legal moves that solve it, at most as many as in the stored answer."""
   metadata = entry["metadata"]
@@ -341,7 +337,9 @@ CHECKS: Mapping[str, Check] = {
   "game_of_life_halting": _same_word,
   "gsm_symbolic": _same(Fraction),
   "list_functions": _same(_list_parts),
-  "n_queens": _queens,
+  "n_queens": lambda answer, entry: (
+    _rows(answer) in map(_rows, entry["metadata"]["valid_answers"])
+  ),
   "number_format": _same_candidate,
   "number_sorting": _same(_list_parts),
   "palindrome_partitioning": _same_partitions,

@@ -218,16 +218,18 @@ def _fault(node: Node) -> str:
     return "it offers a choice"
   if isinstance(node, structure.Relation) and set(node.signs) == {"="}:
     values = {part.tree for part in node.sides if isinstance(part, Leaf)}
-    numbers = all(isinstance(value, Fraction) for value in values)
-    if numbers and len(values) > 1:
+    if len(values) > 1 and all(isinstance(x, Fraction) for x in values):
       return "its parts are not equal"
   return next(filter(None, map(_fault, _parts(node))), "")
 
 
 def _answer(value: Any) -> str:
-  """A text; a list of one text, as in OlympiadBench, is that text."""
-  one = isinstance(value, list) and len(value) == 1
-  return strict_json.answer(value[0] if one else value)
+  """A text, or a list of one, as in OlympiadBench; 142.0, as in AMC, is 142."""
+  if isinstance(value, list) and len(value) == 1:
+    (value,) = value
+  if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+    value = int(value)
+  return strict_json.answer(value)
 
 
 DOMAIN = Domain(

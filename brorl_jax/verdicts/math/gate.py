@@ -260,6 +260,4 @@ def _factorials(bare: str) -> str:
     numbers = map(int, _NUMBER.findall(f"{found[1]} {found[2]}"))
     if not found[1] or max(numbers, default=0) > _MAX_EXPONENT:
       return "binomial too large"
-  if re.search(r"\\sqrt\s*\[\s*\d{4}", bare):
-    return "root too large"
-  return ""
+  return "root too large" if re.search(r"\\sqrt\s*\[\s*\d{4}", bare) else ""

@@ -246,7 +246,12 @@ def _key(node: Any) -> str:
 
 def _same(got: Any, want: Any) -> bool:
   if isinstance(want, Keyed):
-    return isinstance(got, Keyed) and _same_keyed(got, want)
+    return (
+      isinstance(got, Keyed)
+      and got.is_set == want.is_set
+      and got.items.keys() == want.items.keys()
+      and all(_same(got.items[k][1], v) for k, (_, v) in want.items.items())
+    )
   if isinstance(want, (list, tuple)):
     return (
       isinstance(got, (list, tuple))
@@ -259,14 +264,6 @@ def _same(got: Any, want: Any) -> bool:
   if type(want) is int:
     return type(got) in (int, float) and got == want
   return type(got) is type(want) and got == want
-
-
-def _same_keyed(got: Keyed, want: Keyed) -> bool:
-  return (
-    got.is_set == want.is_set
-    and got.items.keys() == want.items.keys()
-    and all(_same(got.items[k][1], v) for k, (_, v) in want.items.items())
-  )
 
 
 def _close(got: complex, want: complex) -> bool:

@@ -260,8 +260,7 @@ def send(
   *,
   cpu_s: float = 0.0,
 ) -> None:
-  sizes = len(payload), len(why)
-  write(results, FRAME.pack(index, status, cpu_s, *sizes))
+  write(results, FRAME.pack(index, status, cpu_s, len(payload), len(why)))
   write(results, payload)
   write(results, why)
 
@@ -335,8 +334,7 @@ def calls(job: dict[str, Any], results: int) -> int:
 
 
 def _call(function: Callable[..., Any], node: Any) -> bytes:
-  value = function(*codec.rebuild(codec.decode(node)))
-  return codec.dumps(codec.encode(value))
+  return codec.dumps(codec.encode(function(*codec.rebuild(codec.decode(node)))))
 
 
 # Standard input and output.
@@ -579,8 +577,7 @@ def _run_tests(
 def _call_candidate(
   asked: int, answered: int, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
-  request = codec.dumps(codec.encode([args, kwargs]))
-  write(asked, framed(request))
+  write(asked, framed(codec.dumps(codec.encode([args, kwargs]))))
   index, payload, why = _receive_frame(answered)
   try:
     value = codec.decode(codec.loads(payload))

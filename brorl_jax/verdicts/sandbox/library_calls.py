@@ -105,7 +105,8 @@ def preload() -> None:
   """Imports the installed libraries and runs each once, which takes seconds."""
   # A worker could not: it may not read every file, and would pay each time.
   logging.disable(logging.CRITICAL)  # else one warning per answer
-  for warm in (_warm_symbolic, _warm_gym, _warm_instructions):
+  numbers = lambda: instruction("count:numbers", {"N": 1}, "one 1")
+  for warm in (_warm_symbolic, _warm_gym, numbers):
     try:
       warm()
     except (ImportError, LookupError):
@@ -122,10 +123,6 @@ def _warm_gym() -> None:
 
   for name in sorted(JAILED):
     tables.scorer(name)
-
-
-def _warm_instructions() -> None:
-  instruction("count:numbers", {"N": 1}, "one 1")
 
 
 # The host's side.

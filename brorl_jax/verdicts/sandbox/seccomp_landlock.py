@@ -160,8 +160,7 @@ def drop_capabilities() -> None:
   for capability in range(64):
     libc.prctl(_CAPBSET_DROP, ctypes.c_ulong(capability), *_ZEROS)
   libc.prctl(_CAP_AMBIENT, ctypes.c_ulong(_CLEAR_ALL), *_ZEROS)
-  header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-  if libc.capset(header, bytes(24)) != 0:
+  if libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)) != 0:
     raise _error("capset")
 
 
@@ -220,8 +219,7 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
   try:
     if not os.path.isdir(path):
       access &= _OF_FILES
-    rule = struct.pack("=Qi", access, fd)
-    if _syscall(_ADD_RULE, ruleset, 1, rule, 0) != 0:
+    if _syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0) != 0:
       raise _error(f"landlock_add_rule {path}")
   finally:
     os.close(fd)

@@ -168,8 +168,7 @@ def _begin(jail: process.Process, texts: Sequence[bytes], answers: int) -> None:
   """Starts a job that reads the texts; closes `answers`."""
   files = [_memory(text) for text in texts]
   try:
-    fds = [files[0], answers, *files[1:]]
-    socket.send_fds(jail.life, [jail_main.JOB], fds)
+    socket.send_fds(jail.life, [jail_main.JOB], [files[0], answers, *files[1:]])
   except OSError:
     raise Died from None
   finally:

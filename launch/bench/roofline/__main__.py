@@ -155,6 +155,8 @@ def main(_: list[str]) -> None:
     c = settings.training(flags.FLAGS.config)
     where = topology.named(flags.FLAGS.topology, fast=flags.FLAGS.fast)
     assert where is not None
+    if not where.devices:  # says what is missing
+      topology.prepare(where.name)
     run = plan.resolved(c, where)
     mesh = where.mesh(run.machine.axes)
     each = meshes.part(mesh, where.processes)

@@ -104,8 +104,7 @@ def test_demonstrations_are_those_that_the_embedded_policy_has_seen():
     for quality in QUALITIES
     for seed in range(60)
   )
-  digest = hashlib.sha256(text.encode()).hexdigest()
-  assert digest[:16] == "f5dee60e5f468bf7"
+  assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f5dee60e5f468bf7"
 
 
 def test_what_has_no_steps_is_refused():

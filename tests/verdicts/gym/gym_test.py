@@ -354,8 +354,7 @@ def test_the_oracle_passes_and_its_neighbours_fail(name, drawn):
     oracle = p.entry["answer"]
     assert verify(oracle, p.entry).status == "pass"
     assert verify(f"<answer> {oracle}\n</answer>", p.entry).status == "pass"
-    stored = json.loads(json.dumps(p.entry))
-    assert verify(oracle, stored).status == "pass"
+    assert verify(oracle, json.loads(json.dumps(p.entry))).status == "pass"
     for other in drawn[name]:
       wrong = other.entry["answer"]
       if wrong.lower() != oracle.lower() and name not in MANY:
@@ -477,8 +476,7 @@ def test_puzzles_do_not_depend_on_the_hash_seed():
   for hash_seed in ("1", "4242"):
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     how = dict(input=wanted, env=env, check=True)
-    done = ran(sys.executable, "-c", SCRIPT, **how)
-    outputs.append(done.stdout.splitlines())
+    outputs.append(ran(sys.executable, "-c", SCRIPT, **how).stdout.splitlines())
   assert outputs[0] == outputs[1]
   assert [line.split()[0] for line in outputs[0]] == NAMES
 

@@ -57,8 +57,7 @@ def test_lists_and_sets_have_no_order_and_tuples_do(numbers):
 @hypothesis.given(strategies.permutations([1, 2, 3]))
 def test_coordinates_have_the_order_of_their_names(numbers):
   named = [f"{name}={n}" for name, n in zip("xyz", numbers, strict=True)]
-  right = same(", ".join(named), "(1, 2, 3)")
-  assert right is (list(numbers) == [1, 2, 3])
+  assert same(", ".join(named), "(1, 2, 3)") is (list(numbers) == [1, 2, 3])
 
 
 @few
@@ -81,14 +80,12 @@ def test_digits_of_a_base_are_no_other_number(n, base):
   strategies.sets(strategies.integers(-9, 9), min_size=1, max_size=4),
 )
 def test_all_numbers_but_some_are_the_intervals_between_these(some, others):
-  ends = [r"-\infty", *map(str, sorted(some)), r"\infty"]
-  pairs = itertools.pairwise(ends)
+  pairs = itertools.pairwise([r"-\infty", *map(str, sorted(some)), r"\infty"])
   union = r"\cup".join(f"({a},{b})" for a, b in pairs)
   without = ",".join(map(str, others))
   expected = some == others
   assert same(rf"\mathbb{{R}}\setminus\{{{without}\}}", union) is expected
-  unequal = ", ".join(rf"x\neq {n}" for n in others)
-  assert same(unequal, union) is expected
+  assert same(", ".join(rf"x\neq {n}" for n in others), union) is expected
 
 
 @few

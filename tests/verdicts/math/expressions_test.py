@@ -191,8 +191,7 @@ def test_what_is_no_expression(text, why):
 @few
 @hypothesis.given(strategies.fractions(), strategies.integers(1, 10**6))
 def test_a_fraction_can_be_multiplied_through(q, k):
-  written = rf"\frac{{{q.numerator * k}}}{{{q.denominator * k}}}"
-  assert tree_of(written) == q
+  assert tree_of(rf"\frac{{{q.numerator * k}}}{{{q.denominator * k}}}") == q
 
 
 @few

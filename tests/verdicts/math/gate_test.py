@@ -118,8 +118,7 @@ braced = strategies.recursive(
 @hypothesis.given(braced, strategies.text(r"ab{}\ "))
 def test_balanced_text_comes_out_as_it_went_in(inside, before):
   # The space ends an escape.
-  found = gate.boxed(f"{before} \\boxed{{{inside}}}")
-  assert found == inside.strip()
+  assert gate.boxed(f"{before} \\boxed{{{inside}}}") == inside.strip()
 
 
 def test_only_what_goes_around_everything_is_taken_off():

@@ -76,8 +76,7 @@ def test_a_jail_that_was_killed_is_counted_and_the_program_judged(level):
   assert it.run(job("def f(): return 1"), limits=Limits()).reason == ""
   assert it.failures == 1
   # What a program does to itself is no failure of the jail.
-  dies = "import os\ndef f(): os.abort()"
-  it.run(job(dies), limits=Limits())
+  it.run(job("import os\ndef f(): os.abort()"), limits=Limits())
   assert it.failures == 1
   it.close()
 
@@ -150,8 +149,7 @@ def test_this_machine(fresh):
   assert os.path.isabs(level.interpreter)
   version = tuple(map(int, level.version.split(".")))
   assert version >= (3, 9)
-  own = os.path.realpath(sys._base_executable)
-  if level.interpreter == own:
+  if level.interpreter == os.path.realpath(sys._base_executable):
     assert version == sys.version_info[:3]
   else:
     assert level.interpreter == "/usr/bin/python3"

@@ -206,8 +206,7 @@ def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
   ),
 )  # fmt: skip
 def test_how_a_job_ends(jail, body, limits, reason):
-  ended = run_calls(jail, f"def f(x):\n  {body}", **limits)
-  assert ended.reason == reason
+  assert run_calls(jail, f"def f(x):\n  {body}", **limits).reason == reason
   assert (jail._process is None) == (not reason.startswith("exit status"))
 
 
@@ -567,8 +566,7 @@ def f(x):
     zygote.os, "read", lambda *args: reads.append(1) or real(*args)
   )
   # Each byte is less than a frame: 27 of them would be one.
-  ended = run_calls(jail, program, test_s=0.4, total_s=20.0)
-  assert ended.reason == "time-out"
+  assert run_calls(jail, program, test_s=0.4, total_s=20.0).reason == "time-out"
   assert len(reads) < 15
 
 

@@ -1,0 +1,23 @@
+"""A cache of the hub, and no network, for tests; no test file."""
+
+import pathlib
+import shutil
+
+from huggingface_hub import constants
+
+
+def made(
+  folder: pathlib.Path, monkeypatch, **revisions: pathlib.Path
+) -> list[pathlib.Path]:
+  """The snapshots of maker/model, one for each revision: copies."""
+  cache = folder / "cache" / "models--maker--model"
+  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+  monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+  (cache / "refs").mkdir(parents=True)
+  out = []
+  for i, (revision, directory) in enumerate(revisions.items()):
+    commit = f"{i:040x}"
+    (cache / "refs" / revision).write_text(commit)
+    out.append(cache / "snapshots" / commit)
+    shutil.copytree(directory, out[-1])
+  return out
