@@ -167,7 +167,7 @@ def sentences(results: study.Results) -> list[str]:
     out.append(f"- {FIRST[first]} minus {FIRST[other]}: {', '.join(each)}.")
   dead, back = study.came_back(results)
   out.append(
-    f"- Of {dead} dead half-way through a run, {back} ended above .01."
+    f"- Of {dead:,} dead half-way through a run, {back} ended above .01."
   )
   for name in [x for x in OTHERS if x in results and x not in FIRST]:
     at, was = arms.ARMS[name].widen, ""
