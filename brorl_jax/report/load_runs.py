@@ -125,8 +125,9 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     )
   )
   versions = about.get("versions", {}).items()
-  every = [*visits]
-  first, last = ({x["id"]: x for x in every[::k]} for k in (-1, 1))
+  ends = dict[str, tuple[Json, Json]]()  # a long run has half a million visits
+  for one in visits:
+    ends[one["id"]] = ends.get(one["id"], (one,))[0], one
   return LoadedRun(
     name=name,
     folder=str(path),
@@ -142,7 +143,7 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     about=about,
     events=[*events],
     samples=[*collections.deque(samples, maxlen=MOST_SAMPLES)],
-    visits=[(first[name], one) for name, one in last.items()],
+    visits=[*ends.values()],
   )
 
 

@@ -131,7 +131,8 @@ def maxrl(
   """
   centered = center_by_group(reward, valid)
   mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
-  return jnp.where(mean > 0.0, centered / jnp.where(mean > 0.0, mean, 1.0), 0.0)
+  scaled = centered / jnp.where(mean > 0.0, mean, 1.0)
+  return jnp.where(mean > 0.0, scaled, 0.0)
 
 
 def pass_at_k(

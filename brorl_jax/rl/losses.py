@@ -214,6 +214,10 @@ def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   return -held * advantage[:, None] * logp, held != ratio
 
 
+def _reinforce(logp, logp_old, advantage, mask):
+  return -advantage[:, None] * logp
+
+
 def _clipped(ratio, advantage, clip_low, clip_high):
   """Minus what the clip leaves of ratio * advantage, and where it holds it."""
   free = ratio * advantage
@@ -225,9 +229,7 @@ LOSSES = {
   "ppo": PolicyLoss(_ppo, "token", OPTIONS),
   "gspo": PolicyLoss(_gspo, "sequence", OPTIONS),
   "cispo": PolicyLoss(_cispo, "token", OPTIONS),
-  "reinforce": PolicyLoss(
-    lambda logp, _, advantage, mask: -advantage[:, None] * logp, "token", ()
-  ),
+  "reinforce": PolicyLoss(_reinforce, "token", ()),
 }
 
 
