@@ -1,14 +1,9 @@
-"""From verdicts to updates: reward, advantage, loss, reference, optimizer.
-
-At the end the sections of a supervised start, `Warmup`; fields that training
-has too have the same names there.
-"""
+"""From verdicts to updates: reward, advantage, loss, reference, optimizer."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.config.run import Meshed, PolicyConfig
 from brorl_jax.config.section import Rule, Section, of_kind, setting
 
 
@@ -250,8 +245,8 @@ class Reference(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamW(Section):
-  """The numbers of AdamW that no schedule changes."""
+class Optim(Section):
+  """Minibatches and AdamW."""
 
   b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
   b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
@@ -266,17 +261,6 @@ class AdamW(Section):
   max_grad_norm: float = setting(
     1.0, "Norm above which gradients are scaled down.", source="unknown"
   )
-
-  def rules(self) -> Iterator[Rule]:
-    yield from self.fractions("b1", "b2")
-    yield from self.positive("eps", "max_grad_norm")
-    yield from self.at_least(0, "weight_decay")
-
-
-@dataclasses.dataclass(frozen=True)
-class Optim(AdamW):
-  """Minibatches and AdamW."""
-
   minibatches: int = setting(
     2,
     "Optimizer updates per step, each on whole groups. Both runs of BroRL have "
@@ -325,87 +309,10 @@ class Optim(AdamW):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from super().rules()
+    yield from self.fractions("b1", "b2")
     yield from self.at_least(1, "minibatches")
     follows = "it follows from the devices"
     yield from self.at_least(0, "rows", "blocks", zero=follows)
-    yield from self.positive("lr")
-    yield from self.at_least(0, "warmup", "lr_samples")
+    yield from self.positive("lr", "eps", "max_grad_norm")
+    yield from self.at_least(0, "warmup", "lr_samples", "weight_decay")
     yield from self.at_least(0, "spike", zero="off")
-
-
-@dataclasses.dataclass(frozen=True)
-class Pairs(Section):
-  """Prompts and responses."""
-
-  files: tuple[str, ...] = setting(
-    (),
-    "Files, folders or hub datasets, in the formats of a run. A line has "
-    "a prompt (or messages) and a response.",
-  )
-  heldout_files: tuple[str, ...] = setting(
-    (),
-    "Held-out files. (): one prompt in heldout_one_in of `files`, chosen by "
-    "the same hash as in a run.",
-  )
-  heldout_one_in: int = setting(
-    20, "One prompt in this many is held out, without heldout_files."
-  )
-  fields: str = setting(
-    "",
-    "Columns with other names: 'prompt:question' reads the prompt from column "
-    "`question`.",
-  )
-  skip_bad: bool = setting(
-    False,
-    "Skip invalid lines and pairs that are longer than a row, and count them, "
-    "instead of stopping.",
-  )
-  system: str = setting("", "System message of every prompt that has none.")
-
-  def rules(self) -> Iterator[Rule]:
-    yield from self.paths("files", "heldout_files")
-    yield from self.at_least(2, "heldout_one_in")
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent(AdamW):
-  """Rows, updates and AdamW."""
-
-  seed: int = setting(0, "Seed of the order of the pairs.")
-  epochs: int = setting(2, "Passes over all pairs.")
-  row_tokens: int = setting(
-    2048,
-    "Tokens per row. Pairs share rows; a row must hold the longest pair.",
-    unit="tokens",
-  )
-  rows: int = setting(
-    8,
-    "Rows per microbatch, over all devices; they must fit in memory. A "
-    "multiple of the rows of the mesh.",
-  )
-  microbatches: int = setting(
-    4, "Microbatches per update; rows x microbatches decides the update."
-  )
-  lr: float = setting(
-    1e-5, "Peak learning rate; falls to 0 along a cosine.", source="unknown"
-  )
-  warmup: int = setting(10, "Updates in which lr rises from 0.", unit="updates")
-
-  def rules(self) -> Iterator[Rule]:
-    yield from super().rules()
-    yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
-    yield from self.at_least(1, "epochs", "rows", "microbatches")
-    yield from self.at_least(2, "row_tokens")
-    yield from self.at_least(0, "warmup")
-    yield from self.positive("lr")
-
-
-@dataclasses.dataclass(frozen=True)
-class Warmup:
-  """Every hyperparameter of a supervised start."""
-
-  policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
-  data: Pairs = dataclasses.field(default_factory=Pairs)
-  optim: Descent = dataclasses.field(default_factory=Descent)
-  devices: Meshed = dataclasses.field(default_factory=Meshed)

@@ -117,7 +117,7 @@ class PolicyConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Meshed(Section):
+class Devices(Section):
   """The mesh; a row, mesh_tensor x mesh_expert devices, has its own prompts."""
 
   mesh_data: int = setting(
@@ -146,24 +146,6 @@ class Meshed(Section):
     "'products' also the results of matrix products, 5 to 10 % faster on a "
     "CPU; 'nothing' keeps everything.",
   )
-
-  @property
-  def mesh(self) -> dict[str, int]:
-    return {
-      name: getattr(self, f"mesh_{name}")
-      for name in ("data", "fsdp", "tensor", "expert")
-    }
-
-  def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "mesh_data", "mesh_tensor", "mesh_expert")
-    good = self.mesh_fsdp >= 1 or self.mesh_fsdp == -1
-    yield "mesh_fsdp", good, "positive, or -1"
-
-
-@dataclasses.dataclass(frozen=True)
-class Devices(Meshed):
-  """The mesh and its memory."""
-
   memory_bytes: int = setting(
     0,
     "Memory of one device; 0: ask the device. With a number, --mode=plan plans "
@@ -176,8 +158,17 @@ class Devices(Meshed):
     "'moments' also the optimizer's moments.",
   )
 
+  @property
+  def mesh(self) -> dict[str, int]:
+    return {
+      name: getattr(self, f"mesh_{name}")
+      for name in ("data", "fsdp", "tensor", "expert")
+    }
+
   def rules(self) -> Iterator[Rule]:
-    yield from super().rules()
+    yield from self.at_least(1, "mesh_data", "mesh_tensor", "mesh_expert")
+    good = self.mesh_fsdp >= 1 or self.mesh_fsdp == -1
+    yield "mesh_fsdp", good, "positive, or -1"
     yield from self.at_least(0, "memory_bytes", zero="ask the device")
 
 

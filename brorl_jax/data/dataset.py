@@ -47,9 +47,6 @@ Not detected: contradictory instructions, and checks that accept any program.
 The entry of an `Example` is, for math {"answer"}; stem {"answer"} and optional
 "choices"; code {"tests"} and optional "time_limit"; instructions
 {"instructions"}; gym the record's entry.
-
-A line of `read_pairs`, for supervised training, has "prompt" or "messages" and
-"response", the text to learn. Other columns are ignored. No verifier runs.
 """
 
 import dataclasses
@@ -58,14 +55,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from brorl_jax.data import files, schema
 from brorl_jax.data.files import DataError, Place
 from brorl_jax.data.schema import PLAIN, Form
-from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import MADE, Domain, Example, Field
-from brorl_jax.verdicts.domains import DRAW, OWN
+from brorl_jax.verdicts.base import MADE, Domain, Example
+from brorl_jax.verdicts.domains import DRAW
 from brorl_jax.verdicts.strict_json import Refused, show
 
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
@@ -318,38 +313,3 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
         f"{place}: training may generate this held-out puzzle of {task}; "
         "remove it from the held-out file"
       )
-
-
-# Pairs.
-
-PAIR_FIELDS = ("prompt", "messages", "response", "id")
-
-
-def read_pairs(
-  paths: str | Sequence[str],
-  *,
-  names: Mapping[str, str],
-  beside: Sequence[str] = (),
-  skip_bad: bool = False,
-) -> Data:
-  """Reads prompts with responses, entry["response"], as `read` reads examples.
-
-  `names` maps fields to columns that are named otherwise.
-  """
-  form = Form(names=names, sole=_PAIR)
-  return read(paths, form=form, beside=beside, domains={}, skip_bad=skip_bad)
-
-
-def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
-  if "response" not in own:
-    remedy = "add it, or name its column: --config.data.fields=response:COLUMN"
-    raise Refused("response", f"missing; {remedy}")
-  return own
-
-
-_PAIR = dataclasses.replace(
-  OWN,  # of which no verifier is called either
-  name="pairs",
-  fields={"response": Field(lambda value: strict_json.text(value, "response"))},
-  check_reference=_entry,
-)

@@ -36,7 +36,7 @@ _LINE, _TEXT = 100, 4000
 
 
 def records(
-  this: WithPolicy[Config],
+  this: WithPolicy,
   c: Config,
   how: RolloutPlan,
   examples: Examples,

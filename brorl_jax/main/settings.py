@@ -172,12 +172,10 @@ def _hint(given: str, known: list[str], prefix: str = "") -> str:
   return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
-def typed(
-  c: ConfigDict, kind: type[config.Made] = config.Config
-) -> config.Made:
+def typed(c: ConfigDict) -> config.Config:
   """A parsed config as typed sections; raises UserError for a wrong value."""
   try:
-    return config.of(c.to_dict(), kind)
+    return config.of(c.to_dict())
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   except KeyError as e:

@@ -34,7 +34,7 @@ def round_plan(phase: Phase) -> RoundPlan:
 
 
 def sample_heldout(
-  this: WithPolicy[Config],
+  this: WithPolicy,
   c: Config,
   plan: RolloutPlan,
   params: PyTree,
@@ -52,7 +52,7 @@ def sample_heldout(
 
 
 def stream_rollouts(
-  this: WithPolicy[Config],
+  this: WithPolicy,
   phase: Phase,
   params: PyTree,
   feed: Feed,

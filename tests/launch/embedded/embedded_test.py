@@ -17,18 +17,24 @@ from solved_by_hand import EXAMPLES, entry_of
 
 pytest.importorskip("reasoning_gym")
 
+
 from brorl_jax.configs import base
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.learner import supervised
-from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model import huggingface
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.verdicts import gym
 from launch.embedded import __main__ as command
-from launch.embedded import demonstrations, steps, teacher, tokenizer
+from launch.embedded import (
+  demonstrations,
+  steps,
+  supervised,
+  teacher,
+  tokenizer,
+)
 from launch.embedded.recipes import RECIPES
 from launch.embedded.steps import QUALITIES, TASKS, write
 from launch.embedded.steps.merging import merge
+from launch.embedded.supervised import PairLayout
 
 CASES = [(task, side) for task in sorted(TASKS) for side in (0, 1)]
 

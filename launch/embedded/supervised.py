@@ -1,11 +1,21 @@
-"""Supervised training on prompts with responses, packed side by side in rows.
+r"""Supervised training on prompts with responses, packed side by side in rows.
+
+  python -m launch.embedded.supervised pairs.jsonl --checkpoint=DIR \
+      --workdir=warm --epochs=2
+  brorl --config=n512 --workdir=run --config.policy.checkpoint=warm
+
+A line of pairs.jsonl has a "response", and a "prompt" or "messages". The result
+is a Hugging Face directory, written at the end.
 
 loss = - sum over response tokens of log pi(token | what precedes it) / count
 """
 
+import argparse
 import collections
 import functools
 import itertools
+import pathlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,15 +23,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from brorl_jax.learner.update import placed
-from brorl_jax.model import sharding
+from brorl_jax.data import dataset
+from brorl_jax.data.schema import Form
+from brorl_jax.errors import UserError
+from brorl_jax.learner import state as states
+from brorl_jax.main import export
+from brorl_jax.model import huggingface
+from brorl_jax.model.tokenizer import Tokenizer, model_file
+from brorl_jax.plan import checkpoint_source
+from brorl_jax.runs import folder
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import posed
+from brorl_jax.verdicts.domains import OWN
 
 # (params, tokens [B,T], segment [B,T]) -> log-probabilities [B,T]
 PackedLogp = Callable[[PyTree, Array, Array], Array]
-_LOOKS = 10  # times that losses are measured, evenly over the updates
+_LOOKS = 10  # times that the loss is shown, evenly over the updates
 
 
 class Pair(NamedTuple):
@@ -35,7 +54,7 @@ class PairLayout(NamedTuple):
   """The static shape of all updates."""
 
   tokens: int  # T, of a row
-  rows: int  # B, of a microbatch, over all devices
+  rows: int  # B, of a microbatch
   microbatches: int  # C, of an update
 
 
@@ -117,31 +136,6 @@ def pack(
   return Rows(fold(tokens), fold(segment), fold(counts), used)
 
 
-def check(
-  pairs: Sequence[Pair], layout: PairLayout, names: Sequence[str]
-) -> None:
-  """Raises ValueError for a pair without prompt or response, or too long."""
-  for pair, name in zip(pairs, names, strict=True):
-    for what, ids in zip(("prompt", "response"), pair, strict=True):
-      if not ids:
-        raise ValueError(f"{name}: the {what} has no tokens")
-    if (length := len(pair.prompt) + len(pair.response)) > layout.tokens:
-      raise ValueError(
-        f"{name}: prompt and response have {length:,} tokens, more than the "
-        f"{layout.tokens:,} of a row; shorten them or use longer rows"
-      )
-
-
-class Look(NamedTuple):
-  """How training stands after some updates."""
-
-  update: int  # 0: before the first
-  loss: float | None  # nats per token of this update's pairs; None before any
-  heldout: float | None  # of the held-out pairs, if there are any
-  epochs: float  # of the pairs, that were seen
-  tokens: int  # response tokens that were learned from
-
-
 def train(
   params: PyTree,
   pairs: Sequence[Pair],
@@ -151,54 +145,28 @@ def train(
   layout: PairLayout,
   count: int,
   seed: int,
-  look: Callable[[Look], None],
-  heldout: Sequence[Pair] = (),
-  mesh: Mesh | None = None,
+  look: Callable[[int, float], None],
 ) -> PyTree:
   """Minimises the negative log-likelihood of the responses, in `count` updates.
 
   The loss is divided by the tokens of the whole update: neither microbatches
   nor packing change it. `params` are donated. There is at least one pair, none
-  longer than a row; `heldout` pairs are only measured. `look` receives the
-  losses before the first update, after the last, and some ten times between
-  them. Raises FloatingPointError if a loss is not finite.
+  longer than a row. `look` receives the number of an update and its loss, in
+  nats per token, some ten times and at the end. Raises FloatingPointError if
+  that loss is not finite.
   """
-  place = lambda rows: rows if mesh is None else placed(rows, mesh)
-  home = None  # of the moments: where their parameters lie
-  if mesh is not None:
-    shapes = jax.eval_shape(tx.init, params)
-    home = sharding.state_shardings(shapes, params, mesh)
-  state = params, jax.jit(tx.init, out_shardings=home)(params)
+  state = params, jax.jit(tx.init)(params)
   del params
-  sums = jax.jit(functools.partial(_sums, packed_logp=packed_logp))
-  learned = seen = 0
-
-  def mean_loss() -> float:
-    """Nats per response token over all pairs held out."""
-    total = count = 0.0
-    for rows in epoch(_lengths(heldout), layout, range(len(heldout))):
-      more = sums(state[0], place(pack(heldout, rows, layout)))
-      total, count = total + float(more[0]), count + float(more[1])
-    return total / count
-
-  def report(number: int, loss: float | None) -> None:
-    measured = mean_loss() if heldout else None
-    for what, x in (("loss", loss), ("held-out loss", measured)):
-      if x is not None and not np.isfinite(x):
-        raise FloatingPointError(
-          f"update {number}: the {what} is {x}; lower the learning rate"
-        )
-    look(Look(number, loss, measured, seen / len(pairs), learned))
-
-  report(0, None)
   plan = itertools.islice(updates(pairs, layout, seed=seed), count)
   for number, (_, rows) in enumerate(plan, 1):
     batch = pack(pairs, rows, layout)
-    learned += int(batch.counts.sum())
-    seen += sum(map(len, rows))
-    *state, loss = _update(*state, place(batch), packed_logp=packed_logp, tx=tx)
+    *state, loss = _update(*state, batch, packed_logp=packed_logp, tx=tx)
     if number % max(count // _LOOKS, 1) == 0 or number == count:
-      report(number, float(loss))
+      if not np.isfinite(loss):
+        raise FloatingPointError(
+          f"update {number}: the loss is {loss}; lower the learning rate"
+        )
+      look(number, float(loss))
   return state[0]
 
 
@@ -208,15 +176,6 @@ def _loss(
   """Of one microbatch, not divided."""
   logp = packed_logp(params, rows.tokens[i], rows.segment[i])
   return -jnp.sum(logp, where=rows.counts[i])
-
-
-def _sums(
-  params: PyTree, rows: Rows, *, packed_logp: PackedLogp
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-  """Summed loss of all microbatches, and its tokens."""
-  add = lambda i, total: total + _loss(params, rows, i, packed_logp)
-  total = jax.lax.fori_loop(0, rows.used, add, jnp.zeros(()))
-  return total, jnp.sum(rows.counts, dtype=jnp.float32)
 
 
 @functools.partial(
@@ -242,3 +201,91 @@ def _update(
   loss, grads = jax.tree.map(lambda x: x / count, sums)
   changes, opt = tx.update(grads, opt, params)
   return optax.apply_updates(params, changes), opt, loss
+
+
+def read_pairs(
+  paths: Sequence[str], text: Tokenizer, *, row_tokens: int
+) -> list[Pair]:
+  """The pairs of files, posed as a run poses prompts.
+
+  Raises ValueError for a line without prompt or response, or longer than a row.
+  """
+  data = dataset.read(paths, form=Form(sole=OWN), domains={})
+  out = []
+  for example, place in zip(data.examples, data.places, strict=True):
+    try:
+      response = strict_json.text(example.columns.get("response"), "response")
+    except strict_json.Refused as e:
+      raise ValueError(f"{place}, {e}; every line needs one") from None
+    ids = [*text.encode(response), text.stop_ids[0]]
+    out.append(pair := Pair(text.render(posed(example)), ids))
+    if (length := sum(map(len, pair))) > row_tokens:
+      raise ValueError(
+        f"{place}: prompt and response have {length:,} tokens, more than the "
+        f"{row_tokens:,} of a row; shorten them or raise --row_tokens"
+      )
+  return out
+
+
+def run(flags: argparse.Namespace) -> None:
+  """Trains a checkpoint and writes it to `flags.workdir`."""
+  folder.check_empty(flags.workdir)
+  source = huggingface.locate(flags.checkpoint)
+  text = Tokenizer(source)
+  policy, params = huggingface.load(source)
+  if flags.row_tokens > policy.max_positions:
+    raise ValueError(
+      f"--row_tokens={flags.row_tokens} must be at most "
+      f"{policy.max_positions}, the longest input of this checkpoint"
+    )
+  checkpoint_source.check_vocabulary(source, text, policy)
+  pairs = read_pairs(flags.files, text, row_tokens=flags.row_tokens)
+  layout = PairLayout(flags.row_tokens, flags.rows, flags.microbatches)
+  count = updates_in(pairs, layout, epochs=flags.epochs, seed=flags.seed)
+  adam = dict(b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+  tx, _ = states.adamw(lr=flags.lr, warmup=10, total=count, **adam)
+  params = train(
+    params,
+    pairs,
+    packed_logp=policy.packed_logp,
+    tx=tx,
+    layout=layout,
+    count=count,
+    seed=flags.seed,
+    look=lambda number, loss: print(
+      f"update {number}/{count}: {loss:.3f} nats per token", file=sys.stderr
+    ),
+  )
+  # An evaluation compares its prompts with what runs trained the model on.
+  record = model_file(source / checkpoint_source.TRAINED_ON)
+  also = {record.name: record.read_text()} if record.is_file() else {}
+  export.write(
+    flags.workdir, policy, params, source=source, text=text, also=also
+  )
+  print(f"wrote {flags.workdir}", file=sys.stderr)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+  add = parser.add_argument
+  add("files", nargs="+", help="files, folders or data sets of pairs")
+  add("--checkpoint", default="", help="a Hugging Face directory")
+  add("--workdir", type=pathlib.Path, required=True, help="an empty folder")
+  add("--lr", type=float, default=1e-5, help="peak; falls to 0 as a cosine")
+  add("--epochs", type=int, default=2, help="passes over all pairs")
+  add("--row_tokens", type=int, default=2048, help="pairs share rows")
+  add("--rows", type=int, default=8, help="of a microbatch; they fit in memory")
+  add("--microbatches", type=int, default=4, help="of an update")
+  add("--seed", type=int, default=0, help="of the order of the pairs")
+  flags = parser.parse_args()
+  for name in ("lr", "epochs", "row_tokens", "rows", "microbatches"):
+    if getattr(flags, name) <= 0:
+      parser.error(f"--{name}={getattr(flags, name)} must be positive")
+  try:
+    run(flags)
+  except (UserError, ValueError, FloatingPointError) as e:
+    sys.exit(f"error: {e}")
+
+
+if __name__ == "__main__":
+  main()
