@@ -27,14 +27,11 @@ class Reward(Section):
     "Time limit of one call of these functions, which may wait for a network.",
     unit="seconds",
   )
-  code_test_s: float = setting(
-    5.0,
-    "Time limit of a program per test, if its example has no time_limit. Sleep "
-    "counts, waiting for a CPU does not.",
+  code_s: tuple[float, ...] = setting(
+    (5.0, 30.0),
+    "Time limits of a program: per test, if its example has no time_limit, and "
+    "for all tests. Sleep counts, waiting for a CPU does not.",
     unit="CPU-seconds",
-  )
-  code_total_s: float = setting(
-    30.0, "Time limit of a program for all tests.", unit="CPU-seconds"
   )
   allow_inner: bool = setting(
     False,
@@ -92,10 +89,10 @@ class Reward(Section):
     good = len({*self.verifier}) == len(self.verifier)
     yield "verifier", good, "different functions"
     yield from self.positive("timeout_s")
-    must = "positive; it is the time limit of a test in CPU-seconds"
-    yield "code_test_s", self.code_test_s > 0.0, must
-    good = self.code_total_s >= self.code_test_s
-    yield "code_total_s", good, f"at least code_test_s = {self.code_test_s:g}"
+    limits = self.code_s
+    good = len(limits) == 2 and not any(of_kind(x, float) for x in limits)
+    good = good and 0.0 < limits[0] <= limits[1]
+    yield "code_s", good, "two positive numbers, the second at least the first"
     good = 0.0 <= self.truncated_factor <= 1.0
     yield "truncated_factor", good, "between 0 and 1"
     good = self.length_min <= self.length_max
@@ -119,20 +116,23 @@ class Advantage(Section):
     "REINFORCE++-baseline, whitened over 'tokens' (released code) or "
     "'trajectories' (formula of the paper); 'grpo'; 'centered': reward - group "
     "mean; 'leave_one_out' (RLOO): - mean of the others; 'maxrl': (reward - "
-    "mean) / mean; 'pass_at_k': see k. Your own function, 'file.py:function', "
-    "maps (reward, valid, length), each [P,N], to advantages [P,N].",
+    "mean) / mean; 'pass_at_k:4' (PKPO): one of 4 samples must be right. More "
+    "than a quarter of n or rounds[0] leaves most groups without a gradient. "
+    "Your own function, 'file.py:function', maps (reward, valid, length), each "
+    "[P,N], to advantages [P,N].",
     source="stated",
     phased=True,
   )
-  k: int = setting(
-    4,
-    "Of 'pass_at_k': samples of which one must be right. At most a quarter of "
-    "n or rounds[0] is useful: with more, most groups have no gradient.",
-    phased=True,
-  )
+
+  @property
+  def k(self) -> int:
+    """Samples of 'pass_at_k:K', of which one must be right; otherwise 0."""
+    name, _, k = self.kind.partition(":")
+    return int(k) if name == "pass_at_k" and k.isdecimal() else 0
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "k")
+    good = self.k >= 1 or self.kind.partition(":")[0] != "pass_at_k"
+    yield "kind", good, "'pass_at_k:K' with a number, such as 'pass_at_k:4'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,8 +248,9 @@ class Reference(Section):
 class Optim(Section):
   """Minibatches and AdamW."""
 
-  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
-  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
+  betas: tuple[float, ...] = setting(
+    (0.9, 0.95), "Decay of the first and second moment.", source="unknown"
+  )
   eps: float = setting(
     1e-8, "Added to the square root of the second moment.", source="unknown"
   )
@@ -309,7 +310,9 @@ class Optim(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.fractions("b1", "b2")
+    some = [x for x in self.betas if not of_kind(x, float) and 0.0 <= x < 1.0]
+    good = len(some) == len(self.betas) == 2
+    yield "betas", good, "two numbers of at least 0 and below 1"
     yield from self.at_least(1, "minibatches")
     follows = "it follows from the devices"
     yield from self.at_least(0, "rows", "blocks", zero=follows)

@@ -1,7 +1,6 @@
 """The run as a whole: its length, policy, devices, evaluations and guards."""
 
 import dataclasses
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -54,13 +53,6 @@ class RunConfig(Section):
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
     free=True,
   )
-  notify: str = setting(
-    "",
-    "Command that gets events (start, resume, warning, guard, end) as JSON on "
-    "standard input, without a shell. The run waits at most 30 s; a failure is "
-    "only printed. config.json stores the command: no passwords. '': none.",
-    free=True,
-  )
   pipeline: bool = setting(
     False,
     "Sample the next step with the parameters before the update, which then "
@@ -81,14 +73,6 @@ class RunConfig(Section):
     yield from self.at_least(0, "max_samples", zero="no bound")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
-    yield "notify", _is_command(self.notify), "words with closed quotes"
-
-
-def _is_command(text: str) -> bool:
-  try:
-    return bool(shlex.split(text)) or not text
-  except ValueError:
-    return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ fields as columns; null means that the field is missing. The fields:
                 {"check": source of check(candidate), "fn_name": ...}; or a
                 list of {"input": ..., "output": ...}.
   time_limit    code, optional: CPU seconds of one test, at most 60. Default:
-                the config's code_test_s.
+                the config's code_s[0].
   instructions  instructions: a list of {"id": "keywords:existence",
                 "kwargs": {...}}, ids and arguments as in IFEval.
   entry         gym: the puzzle with its question, answer and metadata.

@@ -103,7 +103,6 @@ class Recorder:
   entries: Mapping[str, Any]  # of config.json, besides the config
   # Worker processes replaced since the last call, by reason.
   replaced: Callable[[], Mapping[str, int]] = dict
-  notify: Callable[[Mapping[str, Any]], None] = lambda event: None
   profile_step: int | None = None  # whose trace is written to profile/
   started = False  # whether a file may have been changed
   stopped = False  # set if a signal ended the run before its last step
@@ -220,16 +219,7 @@ class Recorder:
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
   def _write(self, step: int, what: Mapping[str, Any]) -> None:
-    line = {"step": step, "time": events.now(), **what}
-    try:
-      self._events.write(line)
-    finally:  # on a full disk too
-      self._notify(line)
-
-  def _notify(self, line: Mapping[str, Any]) -> None:
-    if line["event"] in events.NOTIFIED:
-      where = {"workdir": str(self.workdir.absolute())}
-      self.notify({**line, **where, **events.here()})
+    self._events.write({"step": step, "time": events.now(), **what})
 
   def step(
     self,
@@ -373,9 +363,8 @@ class Recorder:
 
   def _end(self, why: str, status: int) -> None:
     event = {"event": "end", "why": why, "status": status, **events.here()}
-    if not self._open:  # refused: the files stay as they are
-      self._notify({"step": self._last, "time": events.now(), **event})
-    elif status or self._began < self.c.run.steps:
+    # Not open: refused, so the files stay as they are.
+    if self._open and (status or self._began < self.c.run.steps):
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
 

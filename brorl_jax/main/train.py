@@ -27,7 +27,7 @@ from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import checkpoints, events, folder, intact, metrics
+from brorl_jax.runs import checkpoints, folder, intact, metrics
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -196,7 +196,6 @@ def _train(
     changed,
     parts.entries | {"run": identity},
     scorer.replaced,
-    functools.partial(events.notify, c.run.notify if processes.leads() else ""),
     profile_step,
   )
   store = checkpoints.Store(

@@ -251,12 +251,15 @@ def phase_functions(number: int, phase: PhaseConfig) -> Functions:
         "config.loss.mean = 'constant' needs a loss per token; loss.kind = "
         f"{c.loss.kind!r} has one value per sequence; choose another mean"
       )
-    advantage = named("advantage.kind", advantages.from_user)
+    if c.advantage.k:
+      advantage = functools.partial(
+        advantages.ADVANTAGES["pass_at_k"], k=c.advantage.k
+      )
+    else:
+      advantage = named("advantage.kind", advantages.from_user)
     keep = named("filter.keep", filtering.from_user)
   except ValueError as e:
     raise ValueError(f"{phase.where}{e}") from None
-  if c.advantage.kind == "pass_at_k":
-    advantage = functools.partial(advantage, k=c.advantage.k)
   if c.sampling.rounds:  # prompts get different numbers of rollouts
     whitened = c.advantage.kind in advantages.WHITENED
     advantage = functools.partial(
@@ -302,9 +305,10 @@ def refuse_changes(
 
 def optimizer(c: Config) -> tuple[Optimizer, Schedule]:
   """AdamW with a warm-up, and the rate of each update."""
-  names = ("warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
+  names = ("warmup", "eps", "weight_decay", "max_grad_norm")
   how = {name: getattr(c.optim, name) for name in names}
-  return states.adamw(lr=scaled_lr(c), **how)
+  b1, b2 = c.optim.betas
+  return states.adamw(lr=scaled_lr(c), b1=b1, b2=b2, **how)
 
 
 def scaled_lr(c: Config) -> float:

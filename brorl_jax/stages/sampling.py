@@ -30,7 +30,7 @@ def round_plan(phase: Phase) -> RoundPlan:
   c = phase.config.sampling
   if not c.rounds:
     return RoundPlan((c.n,))
-  return RoundPlan(c.rounds, c.stop_right, c.stop_wrong)
+  return RoundPlan(c.rounds, c.stop_right)
 
 
 def sample_heldout(
