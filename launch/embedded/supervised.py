@@ -34,12 +34,12 @@ from brorl_jax.model import huggingface
 from brorl_jax.model.tokenizer import Tokenizer, model_file
 from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder
+from brorl_jax.types import Trees
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import posed
 from brorl_jax.verdicts.domains import OWN
 
-# (params, tokens [B,T], segment [B,T]) -> log-probabilities [B,T]
-PackedLogp = Callable[[PyTree, Array, Array], Array]
+ResponseLogp = Callable[..., tuple[Array, Array]]  # `Policy.response_logp`
 _LOOKS = 10  # times that the loss is shown, evenly over the updates
 
 
@@ -59,10 +59,11 @@ class PairLayout(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """The pairs of one update; `Policy.packed_logp` explains segments."""
+  """The pairs of one update: no pair attends to another, see `types.Trees`."""
 
   tokens: Int[Array, "C B T"] | Int[np.ndarray, "C B T"]
-  segment: Int[Array, "C B T"] | Int[np.ndarray, "C B T"]
+  # One behind the last token of a token's pair; 0 marks padding.
+  end: Int[Array, "C B T"] | Int[np.ndarray, "C B T"]
   counts: Bool[Array, "C B T"] | Bool[np.ndarray, "C B T"]  # response tokens
   used: Int[Array, ""] | Int[np.ndarray, ""]  # microbatches with any pair
 
@@ -121,26 +122,26 @@ def pack(
   """The pairs of each row, as arrays."""
   C, B, T = layout.microbatches, layout.rows, layout.tokens
   tokens = np.zeros((C * B, T), np.int32)
-  segment, counts = np.zeros_like(tokens), np.zeros(tokens.shape, bool)
+  ends, counts = np.zeros_like(tokens), np.zeros(tokens.shape, bool)
   for i, row in enumerate(rows):
     at = 0
-    for number, pair in enumerate(row, 1):
+    for pair in row:
       prompt, response = pairs[pair]
       middle, end = at + len(prompt), at + len(prompt) + len(response)
       tokens[i, at:end] = [*prompt, *response]
-      segment[i, at:end] = number
+      ends[i, at:end] = end
       counts[i, middle:end] = True
       at = end
   fold = lambda x: x.reshape(C, B, T)
   used = np.array(-(-len(rows) // B), np.int32)
-  return Rows(fold(tokens), fold(segment), fold(counts), used)
+  return Rows(fold(tokens), fold(ends), fold(counts), used)
 
 
 def train(
   params: PyTree,
   pairs: Sequence[Pair],
   *,
-  packed_logp: PackedLogp,
+  response_logp: ResponseLogp,
   tx: optax.GradientTransformation,
   layout: PairLayout,
   count: int,
@@ -160,7 +161,7 @@ def train(
   plan = itertools.islice(updates(pairs, layout, seed=seed), count)
   for number, (_, rows) in enumerate(plan, 1):
     batch = pack(pairs, rows, layout)
-    *state, loss = _update(*state, batch, packed_logp=packed_logp, tx=tx)
+    *state, loss = _update(*state, batch, response_logp=response_logp, tx=tx)
     if number % max(count // _LOOKS, 1) == 0 or number == count:
       if not np.isfinite(loss):
         raise FloatingPointError(
@@ -170,17 +171,35 @@ def train(
   return state[0]
 
 
+def logp_of(
+  params: PyTree,
+  tokens: Int[Array, "B T"],
+  end: Int[Array, "B T"],
+  response_logp: ResponseLogp,
+) -> Float[Array, "B T-1"]:
+  """Log-probability of each token but the first of a row, in nats; of the first
+  token of a pair it means nothing.
+  """
+  B, T = tokens.shape
+  parent = jnp.broadcast_to(jnp.arange(T - 1), (B, T - 1))
+  trees = Trees(tokens, end, parent, tokens[:, 1:], parent[:, None])
+  none = jnp.zeros((B, 0), jnp.int32)
+  rest = tokens[:, None, 1:]
+  logp, _ = response_logp(params, none, none > 0, rest, trees=trees)
+  return logp[:, 0]
+
+
 def _loss(
-  params: PyTree, rows: Rows, i: Array, packed_logp: PackedLogp
+  params: PyTree, rows: Rows, i: Array, response_logp: ResponseLogp
 ) -> Float[Array, ""]:
   """Of one microbatch, not divided."""
-  logp = packed_logp(params, rows.tokens[i], rows.segment[i])
-  return -jnp.sum(logp, where=rows.counts[i])
+  logp = logp_of(params, rows.tokens[i], rows.end[i], response_logp)
+  return -jnp.sum(logp, where=rows.counts[i, :, 1:])
 
 
 @functools.partial(
   jax.jit,
-  static_argnames=("packed_logp", "tx"),
+  static_argnames=("response_logp", "tx"),
   donate_argnames=("params", "opt"),
 )
 def _update(
@@ -188,11 +207,11 @@ def _update(
   opt: PyTree,
   rows: Rows,
   *,
-  packed_logp: PackedLogp,
+  response_logp: ResponseLogp,
   tx: optax.GradientTransformation,
 ) -> tuple[PyTree, PyTree, Float[Array, ""]]:
   def add(i, sums):
-    loss, grads = jax.value_and_grad(_loss)(params, rows, i, packed_logp)
+    loss, grads = jax.value_and_grad(_loss)(params, rows, i, response_logp)
     return jax.tree.map(jnp.add, sums, (loss, grads))
 
   zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params)
@@ -247,7 +266,7 @@ def run(flags: argparse.Namespace) -> None:
   params = train(
     params,
     pairs,
-    packed_logp=policy.packed_logp,
+    response_logp=policy.response_logp,
     tx=tx,
     layout=layout,
     count=count,

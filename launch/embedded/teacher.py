@@ -51,7 +51,7 @@ def teach(recipe: Recipe, workdir: pathlib.Path, *, seed: int) -> None:
     params = supervised.train(
       params,
       pairs,
-      packed_logp=recipe.policy.packed_logp,
+      response_logp=recipe.policy.response_logp,
       tx=tx,
       layout=recipe.layout,
       count=stage.updates,

@@ -69,7 +69,7 @@ def teach(directory: pathlib.Path, some: Sequence[Problem]) -> None:
   params = supervised.train(
     policy.init(jax.random.key(0)),
     demonstrations(some, text, each=each, seed=0),
-    packed_logp=policy.packed_logp,
+    response_logp=policy.response_logp,
     tx=tx,
     layout=supervised.PairLayout(tokens=256, rows=24, microbatches=1),
     count=UPDATES,

@@ -50,8 +50,8 @@ def test_rows_by_hand():
   assert rows.tokens[:, 0].tolist() == [
     [7, 8, 9, 10, 1, 2, 3, 0], [4, 5, 6, 0, 0, 0, 0, 0], [0] * 8,
   ]  # fmt: skip
-  assert rows.segment[:, 0].tolist() == [
-    [1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 0, 0, 0, 0], [0] * 8,
+  assert rows.end[:, 0].tolist() == [
+    [4, 4, 4, 4, 7, 7, 7, 0], [3, 3, 3, 0, 0, 0, 0, 0], [0] * 8,
   ]  # fmt: skip
   assert rows.counts[:, 0].astype(int).tolist() == [
     [0, 0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0], [0] * 8,
@@ -69,7 +69,7 @@ def run(layout, count, lr=1.0, seed=0):
   trained = supervised.train(
     POLICY.init(jax.random.key(0)),
     [Pair(ids(1, 5), ids(1, 4)) for _ in range(9)],
-    packed_logp=POLICY.packed_logp,
+    response_logp=POLICY.response_logp,
     tx=optax.sgd(lr),
     layout=layout,
     count=count,
