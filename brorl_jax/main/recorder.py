@@ -23,14 +23,13 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import clock, events, folder, intact, lines, metrics
+from brorl_jax.runs import events, folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts.base import Example
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
-_CORES_EVERY = 10  # steps between two warnings of the cores
 # Characters of a prompt or a response: on the terminal, and on trackers.
 _LINE, _TEXT = 100, 4000
 
@@ -108,7 +107,6 @@ class Recorder:
   stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
   _last = _began = 0  # steps: the last finished, the first
-  _warned = -_CORES_EVERY  # the last step with a warning of the cores
 
   def __post_init__(self) -> None:
     self._files, self._early = [], []
@@ -238,10 +236,6 @@ class Recorder:
     self._samples.write(*samples(step, kept, groups, self.examples))
     self._visits.write(*visits(step, sampled, self.examples))
     self._last = step
-    late = step >= self._warned + _CORES_EVERY
-    if late and (why := clock.few_cores(scalars)) is not None:
-      self._warned = step
-      self.warn(f"step {step}: {why}")
     if count:
       ranked = collections.Counter(replaced).most_common(3)
       why = "; ".join(f"{n} x {reason}" for reason, n in ranked)

@@ -33,7 +33,7 @@ SHORT = {
     --config.devices.mesh_fsdp=1 --config.data.prompt_tokens=400
     --config.sampling.max_new_tokens=6""",
   "simulate": """--config.steps=3 --config.vocab=500 --config.correct=50
-    --config.n=(4,64) --config.dense_n=()""",
+    --config.n=(4,64)""",
 }
 LEAVES = {
   "train": "report/index.html", "report": "report/index.html",

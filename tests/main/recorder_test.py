@@ -203,18 +203,6 @@ def test_an_evaluation_shows_a_right_and_a_wrong_response():
   assert pair([bare, right], 6) == lines[0] and pair([bare], 6) == ""
 
 
-def test_few_cores_are_told_at_most_once_in_ten_steps(wired, tmp_path):
-  recorder = start_at(wired, tmp_path, 2)
-  for step in range(3, 15):
-    line = {"time/step_s": 4.0, "time/cores": 0.5, "time/cores_missed": 0.5}
-    line |= {"time/cpu_s": 2.0}
-    recorder.step(step, line, wired.kept, drawn(wired.kept))
-  recorder.close()
-  told = [e for e in timeless(tmp_path) if e["event"] == "warning"]
-  assert [e["step"] for e in told] == [3, 13]
-  assert "had 0.5 and could have used 1.0" in told[0]["why"]
-
-
 @pytest.mark.parametrize("step, done", [(1, -1), (3, 2), (4, 2), (9, 2)])
 def test_a_trace_of_a_step_is_written(wired, tmp_path, monkeypatch, step, done):
   calls, traced = [], []

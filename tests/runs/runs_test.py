@@ -77,8 +77,6 @@ class Run:
   def __init__(self, patch, workdir):
     self.patch, self.dir, self.stages = patch, workdir, bandit()
     self.closed, self.measure = 0, measure
-    # On a busy machine a step may miss cores, which is a warning.
-    patch.setattr("brorl_jax.runs.clock.few_cores", lambda _: None)
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "stages", lambda *_: self.stages)
     measured = lambda *args: self.measure(*args[-3:])
