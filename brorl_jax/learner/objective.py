@@ -74,6 +74,7 @@ class Objective:
   kl_clamp: float  # of the k2 term, nats per token
   temperature: float  # of the sampler
   loss: PolicyLoss = losses.LOSSES["ppo"]
+  dual_clip: float = 0.0  # of "ppo"; 0: none
   entropy_weight: float = 0.0
   correction: Correction | None = None
 

@@ -232,21 +232,23 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   holds = pool == 0 or pool > prompts or every_one
   must = f"0, or more than the {prompts} prompts of a step: some are rejected"
   yield "data.distinct_prompts", holds, must
-  most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
-  holds = 1 <= buffer <= most or not c.reward.overlong_weight
-  yield "reward.overlong_buffer", holds, f"1 to max_new_tokens = {most}"
+  most = c.sampling.max_new_tokens
+  holds = c.reward.length_buffer <= most or c.reward.length != "overlong"
+  yield "reward.length_buffer", holds, f"1 to max_new_tokens = {most}"
   yield (
     "loss.correction",
     not c.run.pipeline or c.loss.correction != "none",
     "other than 'none' with run.pipeline: rollouts then come from the policy "
     "before the last update",
   )
+  if c.reference.reset_to == "best":
+    yield from _best_rules(c)
   # Of advantages that follow from the numbers of right and wrong rollouts.
-  shaped = c.reward.length_weight and c.reward.length_min < 0.0
+  shaped = c.reward.length and c.reward.length_ends[0] < 0.0
   yield (
     "advantage.kind",
     c.advantage.kind not in ("maxrl", "pass_at_k")
-    or not (shaped or c.reward.overlong_weight),
+    or not (shaped or c.reward.repeat_penalty),
     "another kind if the reward depends on the length: it takes the mean "
     "reward for the share of right rollouts",
   )
@@ -255,6 +257,18 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   holds = c.advantage.kind != "pass_at_k" or c.advantage.k <= most
   must = f"at most {name} / 4 = {most}: other groups hold too few wrong ones"
   yield "advantage.k", holds, must
+
+
+def _best_rules(c: config.Config) -> Iterator[Rule]:
+  """That the policy can go back to the best of the evaluations so far."""
+  every, save = c.eval.every, c.run.save_every
+  must = f"a multiple of run.save_every = {save} with reset_to = 'best'"
+  yield "eval.every", every % save == 0, must
+  holds = c.reference.reset_every == 0 or c.reference.reset_every >= every
+  must = f"at least eval.every = {every} with reset_to = 'best'"
+  yield "reference.reset_every", holds, must
+  must = "'latest' with run.pipeline: the next rollouts are sampled already"
+  yield "reference.reset_to", not c.run.pipeline, must
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:

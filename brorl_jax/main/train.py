@@ -145,7 +145,11 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
 
 
 def stages(
-  this: Run, phase: Phase, examples: Examples, scorer: Scorer
+  this: Run,
+  phase: Phase,
+  examples: Examples,
+  scorer: Scorer,
+  store: checkpoints.Store,
 ) -> train.Stages:
   """The stages of the figure, in a phase of a run."""
   c = phase.config
@@ -162,7 +166,9 @@ def stages(
     advantages=functools.partial(advantages.credit, phase),
     update=functools.partial(learning.update_policy, this, phase),
     guard=functools.partial(learning.check_guards, c.guard),
-    reference=functools.partial(learning.reset_reference, phase),
+    reference=functools.partial(
+      learning.reset_reference, phase, best=store.best
+    ),
   )
 
 
@@ -213,7 +219,7 @@ def _train(
     from_step=from_step,
     warn=recorder.warn,
   )
-  each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
+  each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
 
   def stages_at(step: int) -> train.Stages:
     """With what changes, in the first step of a phase."""

@@ -1,25 +1,94 @@
-"""Rewards for the length of a response, and when they are in force.
+"""Rewards for the length of a response and for repetition, and their schedule.
 
-Added to the reward that is centered, never to what dynamic sampling reads.
+They change the reward that is centered, never what dynamic sampling reads.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 
 def cosine(
-  length: Num[Array, "*axes"], *, limit: int, eta_min: float, eta_max: float
+  length: Num[Array, "*axes"],
+  *,
+  limit: int,
+  eta_min: float | Float[Array, "*axes"],
+  eta_max: float | Float[Array, "*axes"],
 ) -> Float[Array, "*axes"]:
-  """Falls from eta_max for an empty response to eta_min at the limit.
+  """Goes from eta_max for an empty response to eta_min at the limit.
 
     eta_min + (eta_max - eta_min) / 2 * (1 + cos(pi * length / limit))
 
   Lengths are clipped to 0 and `limit`, the tokens that fit in the context.
-  Source: ProRL v2, the scheduled cosine length penalty. Its constants are not
-  public.
+  Source: ProRL v2, the scheduled cosine length penalty.
   """
   angle = jnp.pi * jnp.clip(length, 0, limit) / limit
   return eta_min + (eta_max - eta_min) / 2.0 * (1.0 + jnp.cos(angle))
+
+
+def replaced(
+  length: Num[Array, "*axes"],
+  right: Bool[Array, "*axes"],
+  *,
+  limit: int,
+  wrong_min: float,
+  right_max: float,
+) -> Float[Array, "*axes"]:
+  """The `cosine` that stands in place of the reward.
+
+    right   from right_max of an empty response to 0.5 at the limit
+    wrong   from wrong_min, which is negative, to 0 at the limit
+
+  A wrong answer is better for having been thought about. Sources: Yeo et al.
+  2025, arXiv:2502.03373, eq. 1, with other values; .5 and 0 are those of the
+  authors' script of ProRL v2 (inferred), which leaves the other two open.
+  """
+  ends = jnp.where(right, 0.5, 0.0), jnp.where(right, right_max, wrong_min)
+  return cosine(length, limit=limit, eta_min=ends[0], eta_max=ends[1])
+
+
+def repeats(
+  tokens: Int[Array, "*axes T"], mask: Bool[Array, "*axes T"], *, size: int
+) -> Int[Array, "*axes"]:
+  """Tokens that end an n-gram of `size` which ended before in its response.
+
+  All occurrences after the first count, overlapping ones too. `mask` is True on
+  the tokens of the response, which come first. It is exact: equal n-grams get
+  equal numbers by sorting pairs of shorter ones, in log2(size) rounds, so that
+  nothing can collide. Memory is eight times that of `tokens`. Raises
+  ValueError if `size` is below 1. Source: as of `replaced`.
+  """
+  if size < 1:
+    raise ValueError(f"size = {size} tokens of an n-gram: at least 1 needed")
+  # Of the n-gram of `width` tokens from each position on; behind the end -1.
+  number, width = jnp.where(mask, tokens, -1), 1
+  while width < size:
+    step = min(width, size - width)
+    number, width = _numbered(number, _later(number, step)), width + step
+  whole = _later(mask, size - 1)
+  number = jnp.sort(jnp.where(whole, number, -1), axis=-1)
+  first = number[..., 1:] != number[..., :-1]
+  # What is not whole sorts before all others, and is -1 together.
+  distinct = first.sum(axis=-1) + (number[..., 0] >= 0)
+  return whole.sum(axis=-1) - distinct
+
+
+def _later(x: Num[Array, "*axes T"], by: int) -> Num[Array, "*axes T"]:
+  """x[..., i + by] at i; behind the end -1, or False."""
+  fill = jnp.full_like(x[..., :by], x.dtype != bool and -1)
+  return jnp.concatenate([x[..., by:], fill], axis=-1)[..., : x.shape[-1]]
+
+
+def _numbered(
+  a: Int[Array, "*axes T"], b: Int[Array, "*axes T"]
+) -> Int[Array, "*axes T"]:
+  """Equal numbers, from 0 on, for equal pairs (a, b) of a row."""
+  place = jax.lax.broadcasted_iota(jnp.int32, a.shape, a.ndim - 1)
+  a, b, place = jax.lax.sort((a, b, place), num_keys=2)
+  new = (a[..., 1:] != a[..., :-1]) | (b[..., 1:] != b[..., :-1])
+  number = jnp.cumsum(new, axis=-1, dtype=jnp.int32)
+  number = jnp.concatenate([jnp.zeros_like(place[..., :1]), number], axis=-1)
+  return jax.lax.sort((place, number), num_keys=1)[1]
 
 
 def is_active(

@@ -17,7 +17,7 @@ import itertools
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -48,6 +48,14 @@ class NoWayBack(Unusable):
 
 class Unsaved(Exception):
   """A step could not be written, or differs on disk from what was saved."""
+
+
+class Best(NamedTuple):
+  """The parameters of the saved step with the best held-out score."""
+
+  step: int
+  score: float
+  params: PyTree
 
 
 class Store:
@@ -198,6 +206,22 @@ class Store:
       for old in processes.first(gone):
         self._open().delete(old)
 
+  def best(self, like: PyTree) -> Best | None:
+    """The first of the best steps, read beside these arrays; None without a
+    score. Raises Unusable if it is damaged, Unsaved as `wait` does.
+    """
+    self.wait()
+    scores = {}
+    if processes.leads():
+      saved = steps(self._directory)
+      scores = {s: _score(self._directory / str(s)) for s in saved}
+    scores = processes.first(scores)
+    if (step := _first_best(scores)) is None:
+      return None
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    _, params = read_params(self._directory, step, like, self._run)
+    return Best(step, scores[step], params)
+
   def close(self) -> None:
     """Waits for the last save and releases the directory."""
     try:
@@ -308,12 +332,15 @@ def superfluous(
   The `newest` stay, multiples of `every` (0: none), and the first of the best.
   """
   saved = sorted(scores)
-  # Of equals the earliest, so that a resumed run keeps what it kept before.
   stay = {*saved[-newest:], *(s for s in saved if every and s % every == 0)}
-  known = {s: score for s, score in scores.items() if score is not None}
-  if known:
-    stay.add(min(known, key=lambda s: (-known[s], s)))
+  stay.add(_first_best(scores))
   return [s for s in saved if s not in stay]
+
+
+def _first_best(scores: Mapping[int, float | None]) -> int | None:
+  known = {s: score for s, score in scores.items() if score is not None}
+  # Of equals the earliest, so that a resumed run keeps what it kept before.
+  return min(known, key=lambda s: (-known[s], s)) if known else None
 
 
 # ------------------------------------------------------------ one step on disk

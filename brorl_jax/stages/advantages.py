@@ -33,25 +33,46 @@ def shaped(
 ) -> tuple[Float[Array, "P N"], Float[Array, "P N"]]:
   """Shaped rewards for the advantages, and the part for the length.
 
-  r' = r * (truncated ? truncated_factor : 1)
-       + length_weight * cosine + overlong_weight * overlong
+  r' = r * (truncated ? truncated_factor : 1) + part
+  part: what config.reward.length adds, less repeat_penalty for each repetition
 
-  `limit` is the longest response, in tokens.
+  With 'replace' the part is also what the other reward makes of r. `limit` is
+  the longest response, in tokens.
   """
   rollouts, reward = groups.rollouts, jnp.asarray(groups.scores.reward)
   length = jnp.asarray(rollouts.mask).sum(axis=2)
   factor = jnp.where(rollouts.truncated, c.truncated_factor, 1.0)
-  added = jnp.zeros_like(reward)
-  if c.length_weight and active:
-    cosine = length_penalty.cosine(
-      length, limit=limit, eta_min=c.length_min, eta_max=c.length_max
+  if c.repeat_penalty and active:
+    # Prompt by prompt, as sorting takes memory.
+    found = [
+      _repeats(*x, size=c.repeat_ngram)
+      for x in zip(rollouts.tokens, rollouts.mask, strict=True)
+    ]
+    added = -c.repeat_penalty * jnp.stack(found)
+  else:
+    added = jnp.zeros_like(reward)
+  if not c.length or not (active or c.length == "overlong"):
+    return reward * factor + added, added
+  right, (low, high) = reward >= 1.0, c.length_ends
+  if c.length == "replace":
+    new = length_penalty.replaced(
+      length, right, limit=limit, wrong_min=low, right_max=high
     )
-    added += c.length_weight * jnp.where(reward >= 1.0, cosine, 0.0)
-  if c.overlong_weight:
-    added += c.overlong_weight * length_penalty.overlong(
-      length, limit=limit, buffer=c.overlong_buffer
-    )
+    part = (new - reward) * factor
+  elif c.length == "cosine":
+    new = length_penalty.cosine(length, limit=limit, eta_min=low, eta_max=high)
+    part = jnp.where(right, new, 0.0)
+  else:
+    over = length_penalty.overlong(length, limit=limit, buffer=c.length_buffer)
+    part = high + (high - low) * over
+  if c.length_tasks:
+    tasks = [row[0].task in c.length_tasks for row in groups.scores.responses]
+    part = jnp.where(np.array(tasks)[:, None], part, 0.0)
+  added += part
   return reward * factor + added, added
+
+
+_repeats = jax.jit(length_penalty.repeats, static_argnames="size")
 
 
 def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
@@ -75,7 +96,9 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
       "finite; check the function, or choose another kind"
     )
   right = (advantage * groups.right).sum()
-  if reward.length_weight:  # its schedule starts when it is first on
+  if boost := c.advantage.boost:
+    advantage = np.where(counted & groups.right, advantage + boost, advantage)
+  if reward.scheduled:  # its schedule starts when it is first on
     progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
   return Credit(
     advantage,
@@ -84,7 +107,7 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
     {
       "reward/shaped_mean": float(paid.mean(where=drawn)),
       "reward/length_mean": float(added.mean(where=drawn)),
-      "reward/length_active": float(active and bool(reward.length_weight)),
+      "reward/length_active": float(active and reward.scheduled),
       # What `stats.coefficient` of the report expects.
       "theory/coefficient": float(right / drawn.sum()),
       "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),

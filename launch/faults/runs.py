@@ -27,7 +27,7 @@ FLAGS = """
   --config.run.steps=12 --config.run.save_every=3
   --config.run.keep_checkpoints=2 --config.data.distinct_prompts=96
   --config.reference.reset_every=3
-  --config.run.phases=({'from_step':7,'reward.length_weight':0.5},)
+  --config.run.phases=({'from_step':7,'reward.length':'cosine'},)
 """.split()
 LINES = ("metrics.jsonl", "samples.jsonl", "events.jsonl")
 LINES += ("eval/curve.jsonl", "eval/records.jsonl")
