@@ -30,7 +30,8 @@ def get_config(preset: str = "1p5b"):
   c.loss.correction, c.loss.correction_range = "truncated", (0.0, 2.0)
   # Authors' script: right answers get at least .5, wrong ones at most 0, and a
   # repeated n-gram costs .001. Unknown: the two other ends, here -.5 and 1, the
-  # length of an n-gram, and which sources get it, here all.
+  # length of an n-gram, and which sources get it, here all. A partial score is
+  # wrong then.
   c.reward.length = "replace"
   c.reward.length_range = (-0.5, 1.0)
   c.reward.length_steps = (100, 500)  # stated

@@ -76,7 +76,8 @@ LENGTHS = {
   "as it is": "",
   "length reward": "reward.length=cosine reward.length_steps=(1,0)",
   "length in place of the reward": (
-    "reward.length=replace reward.length_steps=(1,0)"
+    "reward.length=replace reward.length_range=(-.5,1) "
+    "reward.length_steps=(1,0)"
   ),
   "repetition, 4 tokens, .01": (
     "reward.repeat_penalty=.01 reward.repeat_ngram=4 reward.length_steps=(1,0)"
@@ -85,13 +86,14 @@ LENGTHS = {
     "reward.length=cosine reward.length_steps=(4,8)"
   ),
   "overlong over the last 80 tokens": (
-    "reward.length=overlong reward.length_buffer=80"
+    "reward.length=overlong reward.length_range=(-1,0) reward.length_buffer=80"
   ),
   "at most 40 tokens": _CUT,
   "the same, cut ones earn 0": f"{_CUT} reward.truncated_factor=0",
   "the same, cut ones masked": f"{_CUT} reward.mask_truncated=True",
   "the same, overlong": (
-    f"{_CUT} reward.length=overlong reward.length_buffer=20"
+    f"{_CUT} reward.length=overlong reward.length_range=(-1,0) "
+    "reward.length_buffer=20"
   ),
 }
 TABLES = {"base": (BASE, SWITCHES), "n512": (BASE_OF_LENGTHS, LENGTHS)}

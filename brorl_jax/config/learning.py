@@ -58,18 +58,17 @@ class Reward(Section):
   )
   length: Literal["", "cosine", "replace", "overlong"] = setting(
     "",
-    "'cosine' is added to right responses; 'replace' replaces the reward of "
-    "right and wrong ones (ProRL v2, authors' script); 'overlong', DAPO's, is "
-    "added to all. '': none. BroRL does not say.",
+    "'cosine' is added to right responses; 'replace' is paid in place of the "
+    "reward, a partial score is wrong then (ProRL v2, authors' script); "
+    "'overlong', DAPO's, is added to all; '': none. BroRL does not say.",
     source="unknown",
     phased=True,
   )
   length_range: tuple[float, ...] = setting(
-    (),
-    "The lowest and highest of these rewards. 'cosine': at max_new_tokens and "
-    "of an empty response. 'replace': of an empty wrong and an empty right "
-    "one, which become 0 and 0.5 at the limit. (): (-0.5, 0), (-0.5, 1), and "
-    "(-1, 0) for 'overlong'.",
+    (-0.5, 0.0),
+    "Lowest and highest of these. 'cosine': at max_new_tokens, and of an empty "
+    "response. 'replace': of an empty wrong and an empty right one; at the "
+    "limit they are 0 and 0.5. 'overlong': DAPO has (-1, 0).",
     source="unknown",
     phased=True,
   )
@@ -85,7 +84,6 @@ class Reward(Section):
     (),
     "Tasks (a line's `source`) whose responses get a reward for their length; "
     "(): all. The authors' script of ProRL v2 selects some, unknown which.",
-    source="unknown",
     phased=True,
   )
   length_buffer: int = setting(
@@ -99,7 +97,6 @@ class Reward(Section):
     "Subtracted for each token that ends an n-gram which the response had "
     "before; 0: off. The authors' script of ProRL v2 has 0.001.",
     unit="per token",
-    source="unknown",
     phased=True,
   )
   repeat_ngram: int = setting(
@@ -125,33 +122,21 @@ class Reward(Section):
     good = 0.0 <= self.truncated_factor <= 1.0
     yield "truncated_factor", good, "between 0 and 1"
     ends = self.length_range
-    good = len(ends) in (0, 2) and not any(of_kind(x, float) for x in ends)
-    yield "length_range", good, "two numbers, or ()"
-    low, high = self.length_ends
-    good = low <= high
-    yield "length_range", good, "the lowest and the highest, in this order"
-    good = (low <= 0.0 and high >= 0.5) or self.length != "replace"
-    must = "at most 0 and at least 0.5 with length = 'replace'"
+    good = len(ends) == 2 and not any(of_kind(x, float) for x in ends)
+    # Beyond: the squares of rewards are summed in float32.
+    good = good and -1e6 <= ends[0] <= ends[1] <= 1e6
+    yield "length_range", good, "two ascending numbers of at most 1e6 in size"
+    good = self.length != "replace" or ends[0] <= 0.0 < 0.5 <= ends[1]
+    must = "such as (-0.5, 1.0) with length = 'replace': at the limit 0 and 0.5"
     yield "length_range", good, must
-    good = max(-low, high) <= 1e6
-    must = "at most 1e6 in size: the squares of rewards are summed in float32"
-    yield "length_range", good, must
-    yield "repeat_penalty", 0.0 <= self.repeat_penalty <= 1.0, "between 0 and 1"
     yield from self.at_least(1, "length_buffer", "repeat_ngram")
-    names = all(isinstance(x, str) and x for x in self.length_tasks)
-    yield "length_tasks", names, "names of tasks"
-    good = self.length != "" or not self.length_tasks
-    yield "length_tasks", good, "() without a reward for the length"
+    yield "repeat_penalty", 0.0 <= self.repeat_penalty <= 1.0, "between 0 and 1"
+    good = all(isinstance(x, str) for x in self.length_tasks)
+    yield "length_tasks", good, "names of tasks"
     steps = self.length_steps
     good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0
     yield "length_steps", good, "two counts, the first at least 1"
-
-  @property
-  def length_ends(self) -> tuple[float, ...]:
-    """`length_range` with the default of its form, (lowest, highest)."""
-    usual = {"overlong": (-1.0, 0.0), "replace": (-0.5, 1.0)}
-    return self.length_range or usual.get(self.length, (-0.5, 0.0))
 
   @property
   def scheduled(self) -> bool:
@@ -183,7 +168,6 @@ class Advantage(Section):
     0.0,
     "Added to the advantage of right responses, those of a raw reward of at "
     "least 1, after whitening. The authors' script of ProRL v2 has 0.1.",
-    source="unknown",
     phased=True,
   )
 
@@ -232,7 +216,6 @@ class Loss(Section):
     0.0,
     "With 'ppo': the loss of a token with a negative advantage A is at most "
     "dual_clip x |A|; 0: no bound. The authors' script of ProRL v2 has 10.",
-    source="unknown",
     phased=True,
   )
   entropy_weight: float = setting(
@@ -308,7 +291,6 @@ class Reference(Section):
     "'latest': a reset makes the policy the reference. 'best': both go back to "
     "the parameters of the best held-out score of the run, which stay in a "
     "checkpoint (ProRL).",
-    source="unknown",
     phased=True,
   )
   reset_optimizer: bool = setting(
@@ -318,11 +300,6 @@ class Reference(Section):
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(0, "kl_weight")
     yield from self.at_least(0, "reset_every", "reset_stalled", zero="never")
-    resets = self.kl_weight and (self.reset_every or self.reset_stalled)
-    must = (
-      "'latest' where nothing resets: kl_weight, reset_every, reset_stalled"
-    )
-    yield "reset_to", bool(resets) or self.reset_to == "latest", must
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _corrected(
   kind, low, high = objective.correction
   gap, logp = log_ratio(logp_old, sampled), logp_old
   if by_sequence := objective.loss.unit == "sequence":
-    mean = corrections.mean_log_ratio(logp, sampled, mask)
+    mean = losses.sequence_log_ratio(logp, sampled, mask)
     logp, sampled = jnp.where(mask, mean[:, None], 0.0), jnp.zeros_like(logp)
   plain = corrections.truncated_weight(logp, sampled, cap=math.inf)
   if kind == "truncated":

@@ -244,7 +244,7 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   if c.reference.reset_to == "best":
     yield from _best_rules(c)
   # Of advantages that follow from the numbers of right and wrong rollouts.
-  shaped = c.reward.length and c.reward.length_ends[0] < 0.0
+  shaped = c.reward.length and c.reward.length_range[0] < 0.0
   yield (
     "advantage.kind",
     c.advantage.kind not in ("maxrl", "pass_at_k")
@@ -261,14 +261,16 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
 
 def _best_rules(c: config.Config) -> Iterator[Rule]:
   """That the policy can go back to the best of the evaluations so far."""
-  every, save = c.eval.every, c.run.save_every
-  must = f"a multiple of run.save_every = {save} with reset_to = 'best'"
-  yield "eval.every", every % save == 0, must
-  holds = c.reference.reset_every == 0 or c.reference.reset_every >= every
-  must = f"at least eval.every = {every} with reset_to = 'best'"
-  yield "reference.reset_every", holds, must
+  r, every, save = c.reference, c.eval.every, c.run.save_every
+  must = "'latest' without kl_weight, or without reset_every and reset_stalled"
+  resets = bool(r.kl_weight and (r.reset_every or r.reset_stalled))
+  yield "reference.reset_to", resets, must
   must = "'latest' with run.pipeline: the next rollouts are sampled already"
   yield "reference.reset_to", not c.run.pipeline, must
+  must = f"a multiple of run.save_every = {save} with reset_to = 'best'"
+  yield "eval.every", every % save == 0, must
+  must = f"at least eval.every = {every} with reset_to = 'best'"
+  yield "reference.reset_every", not 0 < r.reset_every < every, must
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:

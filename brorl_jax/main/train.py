@@ -34,6 +34,7 @@ from brorl_jax.plan.resolve import Phase, Run, WithPolicy
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import checkpoints, events, folder, intact, metrics
+from brorl_jax.runs.checkpoints import Store
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -145,11 +146,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
 
 
 def stages(
-  this: Run,
-  phase: Phase,
-  examples: Examples,
-  scorer: Scorer,
-  store: checkpoints.Store,
+  this: Run, phase: Phase, examples: Examples, scorer: Scorer, store: Store
 ) -> train.Stages:
   """The stages of the figure, in a phase of a run."""
   c = phase.config
@@ -166,9 +163,7 @@ def stages(
     advantages=functools.partial(advantages.credit, phase),
     update=functools.partial(learning.update_policy, this, phase),
     guard=functools.partial(learning.check_guards, c.guard),
-    reference=functools.partial(
-      learning.reset_reference, phase, best=store.best
-    ),
+    reference=functools.partial(learning.reset_reference, phase, store.best),
   )
 
 
@@ -211,7 +206,7 @@ def _train(
     functools.partial(events.notify, c.run.notify if processes.leads() else ""),
     profile_step,
   )
-  store = checkpoints.Store(
+  store = Store(
     workdir / "checkpoints",
     keep=c.run.keep_checkpoints,
     keep_every=c.run.keep_every,
@@ -348,7 +343,7 @@ def require_one_folder(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def closing(store: checkpoints.Store) -> Iterator[None]:
+def closing(store: Store) -> Iterator[None]:
   """`contextlib.closing`, but for an error in one process of many.
 
   Closing needs all of them, and the others may wait for this one elsewhere. A

@@ -3,50 +3,33 @@
 They change the reward that is centered, never what dynamic sampling reads.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from brorl_jax.rl import arrays
+
 
 def cosine(
-  length: Num[Array, "*axes"],
-  *,
-  limit: int,
-  eta_min: float | Float[Array, "*axes"],
-  eta_max: float | Float[Array, "*axes"],
+  length: Num[Array, "*axes"], *, limit: int, eta_min: float, eta_max: float
 ) -> Float[Array, "*axes"]:
   """Goes from eta_max for an empty response to eta_min at the limit.
 
     eta_min + (eta_max - eta_min) / 2 * (1 + cos(pi * length / limit))
 
-  Lengths are clipped to 0 and `limit`, the tokens that fit in the context.
-  Source: ProRL v2, the scheduled cosine length penalty.
+  Lengths are clipped to 0 and `limit`, the tokens that fit in the context. In
+  place of the reward, right answers fall to .5 and wrong ones rise from a
+  negative eta_max to 0: it is better that they were thought about.
+  Sources: Yeo et al. 2025, arXiv:2502.03373, eq. 1; ProRL v2, the scheduled
+  cosine length penalty, with .5 and 0 by the authors' script (inferred).
   """
   angle = jnp.pi * jnp.clip(length, 0, limit) / limit
   return eta_min + (eta_max - eta_min) / 2.0 * (1.0 + jnp.cos(angle))
 
 
-def replaced(
-  length: Num[Array, "*axes"],
-  right: Bool[Array, "*axes"],
-  *,
-  limit: int,
-  wrong_min: float,
-  right_max: float,
-) -> Float[Array, "*axes"]:
-  """The `cosine` that stands in place of the reward.
-
-    right   from right_max of an empty response to 0.5 at the limit
-    wrong   from wrong_min, which is negative, to 0 at the limit
-
-  A wrong answer is better for having been thought about. Sources: Yeo et al.
-  2025, arXiv:2502.03373, eq. 1, with other values; .5 and 0 are those of the
-  authors' script of ProRL v2 (inferred), which leaves the other two open.
-  """
-  ends = jnp.where(right, 0.5, 0.0), jnp.where(right, right_max, wrong_min)
-  return cosine(length, limit=limit, eta_min=ends[0], eta_max=ends[1])
-
-
+@functools.partial(jax.jit, static_argnames="size")
 def repeats(
   tokens: Int[Array, "*axes T"], mask: Bool[Array, "*axes T"], *, size: int
 ) -> Int[Array, "*axes"]:
@@ -56,10 +39,10 @@ def repeats(
   the tokens of the response, which come first. It is exact: equal n-grams get
   equal numbers by sorting pairs of shorter ones, in log2(size) rounds, so that
   nothing can collide. Memory is eight times that of `tokens`. Raises
-  ValueError if `size` is below 1. Source: as of `replaced`.
+  ValueError if `size` is below 1. Sources: as of `cosine`.
   """
-  if size < 1:
-    raise ValueError(f"size = {size} tokens of an n-gram: at least 1 needed")
+  arrays.check(tokens=(tokens, "*T"), mask=(mask, "*T"))
+  arrays.require_count("size", size)
   # Of the n-gram of `width` tokens from each position on; behind the end -1.
   number, width = jnp.where(mask, tokens, -1), 1
   while width < size:
@@ -73,15 +56,13 @@ def repeats(
   return whole.sum(axis=-1) - distinct
 
 
-def _later(x: Num[Array, "*axes T"], by: int) -> Num[Array, "*axes T"]:
+def _later(x, by):
   """x[..., i + by] at i; behind the end -1, or False."""
   fill = jnp.full_like(x[..., :by], x.dtype != bool and -1)
   return jnp.concatenate([x[..., by:], fill], axis=-1)[..., : x.shape[-1]]
 
 
-def _numbered(
-  a: Int[Array, "*axes T"], b: Int[Array, "*axes T"]
-) -> Int[Array, "*axes T"]:
+def _numbered(a, b):
   """Equal numbers, from 0 on, for equal pairs (a, b) of a row."""
   place = jax.lax.broadcasted_iota(jnp.int32, a.shape, a.ndim - 1)
   a, b, place = jax.lax.sort((a, b, place), num_keys=2)
@@ -99,8 +80,7 @@ def is_active(
   Updates count from 0. With `off` = 0 it always counts. Raises ValueError if
   `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
   """
-  if on < 1:
-    raise ValueError(f"on = {on} updates with the penalty: at least 1 needed")
+  arrays.require_count("on", on)
   if off < 0:
     raise ValueError(f"off = {off} updates without the penalty is negative")
   return update % (on + off) < on

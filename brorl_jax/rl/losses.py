@@ -53,7 +53,7 @@ class PolicyLoss:
 def from_user(function: Callable[..., Any], **options: Any) -> PolicyLoss:
   """A user's function as a loss. Its unit is the rank of what it returns.
 
-  It is tried with these values of `OPTIONS`, those of them that it names. Raises
+  It is tried with those of these values of `OPTIONS` that it names. Raises
   ValueError, in one line, if it cannot be called or returns another shape.
   """
   parameters = list(inspect.signature(function).parameters.values())
@@ -154,7 +154,11 @@ def sequence_log_ratio(
   other: Float[Array, "B T"],
   mask: Bool[Array, "B T"],
 ) -> Float[Array, " B"]:
-  """Mean of `log_ratio` over valid tokens; 0 for a sequence of none."""
+  """Mean of `log_ratio` over valid tokens; 0 for a sequence of none.
+
+  Its exponential is the geometric mean of the token ratios, which does not fall
+  with the length as their product.
+  """
   arrays.check(logp=(logp, "BT"), other=(other, "BT"), mask=(mask, "BT"))
   total_B = jnp.sum(log_ratio(logp, other), axis=1, where=mask)
   return total_B / jnp.maximum(jnp.sum(mask, axis=1), 1)
@@ -243,21 +247,6 @@ LOSSES = {
   "cispo": PolicyLoss(_cispo, "token", OPTIONS[:2]),
   "reinforce": PolicyLoss(_reinforce, "token", ()),
 }
-
-
-def ppo_clip(
-  logp: Float[Array, "B T"],
-  logp_old: Float[Array, "B T"],
-  advantage: Float[Array, " B"],
-  mask: Bool[Array, "B T"],
-  *,
-  clip_low: float,
-  clip_high: float,
-  **how: Any,
-) -> tuple[Mean, PpoStats]:
-  """`policy_loss` of `LOSSES["ppo"]`; `how` is its `weight` or `correction`."""
-  how |= dict(clip_low=clip_low, clip_high=clip_high)
-  return policy_loss(LOSSES["ppo"], logp, logp_old, advantage, mask, **how)
 
 
 def kl_k2(

@@ -17,7 +17,7 @@ import itertools
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,14 +48,6 @@ class NoWayBack(Unusable):
 
 class Unsaved(Exception):
   """A step could not be written, or differs on disk from what was saved."""
-
-
-class Best(NamedTuple):
-  """The parameters of the saved step with the best held-out score."""
-
-  step: int
-  score: float
-  params: PyTree
 
 
 class Store:
@@ -200,27 +192,25 @@ class Store:
     with self._one_line_errors(step):
       gone = list[int]()
       if processes.leads():
-        saved = steps(self._directory)
-        scores = {s: _score(self._directory / str(s)) for s in saved}
-        gone = superfluous(scores, newest=self._keep, every=self._every)
+        gone = superfluous(self._scores(), newest=self._keep, every=self._every)
       for old in processes.first(gone):
         self._open().delete(old)
 
-  def best(self, like: PyTree) -> Best | None:
-    """The first of the best steps, read beside these arrays; None without a
-    score. Raises Unusable if it is damaged, Unsaved as `wait` does.
+  def best(self, like: PyTree) -> tuple[int, float, PyTree] | None:
+    """The saved step of the best score, that score, and its parameters, which
+    are like these. None if none has a score. Raises Unusable, Unsaved.
     """
     self.wait()
-    scores = {}
-    if processes.leads():
-      saved = steps(self._directory)
-      scores = {s: _score(self._directory / str(s)) for s in saved}
-    scores = processes.first(scores)
+    scores = processes.first(processes.leads() and self._scores())
     if (step := _first_best(scores)) is None:
       return None
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     _, params = read_params(self._directory, step, like, self._run)
-    return Best(step, scores[step], params)
+    return step, scores[step], params
+
+  def _scores(self) -> dict[int, float | None]:
+    saved = steps(self._directory)
+    return {step: _score(self._directory / str(step)) for step in saved}
 
   def close(self) -> None:
     """Waits for the last save and releases the directory."""

@@ -1,6 +1,7 @@
 """Stage 4: raw rewards -> the groups to keep and their advantages."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -42,37 +43,29 @@ def shaped(
   rollouts, reward = groups.rollouts, jnp.asarray(groups.scores.reward)
   length = jnp.asarray(rollouts.mask).sum(axis=2)
   factor = jnp.where(rollouts.truncated, c.truncated_factor, 1.0)
-  if c.repeat_penalty and active:
-    # Prompt by prompt, as sorting takes memory.
-    found = [
-      _repeats(*x, size=c.repeat_ngram)
-      for x in zip(rollouts.tokens, rollouts.mask, strict=True)
-    ]
-    added = -c.repeat_penalty * jnp.stack(found)
-  else:
-    added = jnp.zeros_like(reward)
-  if not c.length or not (active or c.length == "overlong"):
-    return reward * factor + added, added
-  right, (low, high) = reward >= 1.0, c.length_ends
-  if c.length == "replace":
-    new = length_penalty.replaced(
-      length, right, limit=limit, wrong_min=low, right_max=high
+  added, right = jnp.zeros_like(reward), reward >= 1.0
+  low, high = c.length_range
+  falls = functools.partial(length_penalty.cosine, length, limit=limit)
+  if c.length == "cosine" and active:
+    added = jnp.where(right, falls(eta_min=low, eta_max=high), 0.0)
+  elif c.length == "replace" and active:
+    paid = jnp.where(
+      right,
+      falls(eta_min=0.5, eta_max=high),
+      falls(eta_min=0.0, eta_max=low),
     )
-    part = (new - reward) * factor
-  elif c.length == "cosine":
-    new = length_penalty.cosine(length, limit=limit, eta_min=low, eta_max=high)
-    part = jnp.where(right, new, 0.0)
-  else:
+    added = (paid - reward) * factor
+  elif c.length == "overlong":
     over = length_penalty.overlong(length, limit=limit, buffer=c.length_buffer)
-    part = high + (high - low) * over
+    added = high + (high - low) * over
   if c.length_tasks:
-    tasks = [row[0].task in c.length_tasks for row in groups.scores.responses]
-    part = jnp.where(np.array(tasks)[:, None], part, 0.0)
-  added += part
+    chosen = [row[0].task in c.length_tasks for row in groups.scores.responses]
+    added = jnp.where(jnp.array(chosen)[:, None], added, 0.0)
+  if c.repeat_penalty and active:  # by prompt, as sorting takes memory
+    for p, of in enumerate(zip(rollouts.tokens, rollouts.mask, strict=True)):
+      repeats = length_penalty.repeats(*of, size=c.repeat_ngram)
+      added = added.at[p].add(-c.repeat_penalty * repeats)
   return reward * factor + added, added
-
-
-_repeats = jax.jit(length_penalty.repeats, static_argnames="size")
 
 
 def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:

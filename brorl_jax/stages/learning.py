@@ -18,7 +18,7 @@ from brorl_jax.learner.state import updates_done
 from brorl_jax.model import sharding
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import checkpoints, metrics, run_state
+from brorl_jax.runs import metrics, run_state
 from brorl_jax.types import RunState
 
 # In a row that were starved or skipped an update. One such step is bad luck; a
@@ -141,15 +141,14 @@ def check_guards(
 
 def reset_reference(
   phase: Phase,
+  best: Callable[[PyTree], tuple[int, float, PyTree] | None],
   state: types.State,
   progress: RunState,
-  best: Callable[[PyTree], checkpoints.Best | None] = lambda params: None,
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.
 
-  The text is the reason, None without a reset. With `reference.reset_to` =
-  'best' the policy is that of the saved step with the `best` score, or stays as
-  it is if its own score is higher.
+  The text is the reason, None without a reset. `best` reads the saved step of
+  the best score, and that, for parameters like the policy's.
   """
   if state.reference is None:
     return state, progress, None
@@ -161,12 +160,12 @@ def reset_reference(
   if reason is None:
     return state, progress, None
   if c.reset_to == "best" and (saved := best(state.params)) is not None:
-    # A policy that was not evaluated at this step has its last score on disk.
-    if progress.score is None or progress.score <= saved.score:
-      state = dataclasses.replace(state, params=saved.params)
-      reason = (
-        f"{reason}; back to step {saved.step}, of score {saved.score:.3g}"
-      )
+    step, score, params = saved
+    # Unless the best is this step, which is saved later: the score of an older
+    # one is not above what is on disk.
+    if progress.score is None or progress.score <= score:
+      state = dataclasses.replace(state, params=params)
+      reason = f"{reason}; back to step {step}, of score {score:.3g}"
   state = states.reset_reference(
     state, phase.tx, reset_optimizer=c.reset_optimizer
   )

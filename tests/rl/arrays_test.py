@@ -80,7 +80,6 @@ DOORS = {
   losses.per_token: dict(weight=normal(B), mask=mask(B, T)),
   corrections.truncated_weight: PAIR | dict(cap=2.0),
   corrections.banded_weight: PAIR | BAND,
-  corrections.mean_log_ratio: PAIR | dict(mask=mask(B, T)),
   corrections.sequence_mask: PAIR | dict(mask=mask(B, T)) | BAND,
   advantages.informative: REWARD,
   advantages.center_by_group: REWARD,
