@@ -126,9 +126,6 @@ class Reward(Section):
     # Beyond: the squares of rewards are summed in float32.
     good = good and -1e6 <= ends[0] <= ends[1] <= 1e6
     yield "length_range", good, "two ascending numbers of at most 1e6 in size"
-    good = self.length != "replace" or ends[0] <= 0.0 < 0.5 <= ends[1]
-    must = "such as (-0.5, 1.0) with length = 'replace': at the limit 0 and 0.5"
-    yield "length_range", good, must
     yield from self.at_least(1, "length_buffer", "repeat_ngram")
     yield "repeat_penalty", 0.0 <= self.repeat_penalty <= 1.0, "between 0 and 1"
     good = all(isinstance(x, str) for x in self.length_tasks)

@@ -232,7 +232,10 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   holds = pool == 0 or pool > prompts or every_one
   must = f"0, or more than the {prompts} prompts of a step: some are rejected"
   yield "data.distinct_prompts", holds, must
-  most = c.sampling.max_new_tokens
+  (low, high), most = c.reward.length_range, c.sampling.max_new_tokens
+  holds = (low <= 0.0 and high >= 0.5) or c.reward.length != "replace"
+  must = "such as (-0.5, 1.0) with length = 'replace': at the limit 0 and 0.5"
+  yield "reward.length_range", holds, must
   holds = c.reward.length_buffer <= most or c.reward.length != "overlong"
   yield "reward.length_buffer", holds, f"1 to max_new_tokens = {most}"
   yield (
@@ -244,7 +247,7 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   if c.reference.reset_to == "best":
     yield from _best_rules(c)
   # Of advantages that follow from the numbers of right and wrong rollouts.
-  shaped = c.reward.length and c.reward.length_range[0] < 0.0
+  shaped = c.reward.length and low < 0.0
   yield (
     "advantage.kind",
     c.advantage.kind not in ("maxrl", "pass_at_k")

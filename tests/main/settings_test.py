@@ -51,14 +51,16 @@ GOOD = [
   {"minibatches": 32}, {"seed": 2**31 - 1}, {"distinct_prompts": 33},
   {"distinct_prompts": 32, "keep": "all"},
   {"truncated_factor": 0.0, "mask_truncated": True},
-  {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
-  {"length_weight": 1.0, "length_steps": (1, 0)},  # always on
-  {"overlong_weight": 1.0, "overlong_buffer": 6},
-  {"overlong_buffer": 7},  # off: not read
+  {"length": "cosine", "length_range": (0, 0), "length_steps": (1, 0)},
+  {"length": "replace", "length_range": (0.0, 0.5), "dual_clip": 1.1},
+  {"length": "overlong", "length_buffer": 6, "repeat_penalty": 1.0},
+  {"length_buffer": 7, "length_tasks": ("a",)},  # off: not read
+  {"reset_to": "best", "reset_every": 10},
+  {"reset_to": "best", "eval_every": 20, "reset_every": 0, "reset_stalled": 1},
   {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
   {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
   {"advantage": "centered", "mean": "constant"},
-  {"advantage": "maxrl", "length_weight": 1.0, "length_min": 0.0},
+  {"advantage": "maxrl", "length": "cosine", "length_range": (0.0, 1.0)},
   {"advantage": "pass_at_k", "advantage.k": 128},
   {"advantage.k": 129},  # not read
   {"correction": "none"}, {"correction_range": (0, 1)},
@@ -75,16 +77,15 @@ def test_accepts_the_edge_of_what_works(changes):
 
 COUNTS = """steps samples max_oversampling prompt_tokens max_new_tokens
   minibatches save_every keep_checkpoints eval_every eval_prompts eval_n
-  mesh_data mesh_tensor mesh_expert stop_right advantage.k""".split()
+  mesh_data mesh_tensor mesh_expert stop_right advantage.k repeat_ngram
+  length_buffer""".split()
 NOT_NEGATIVE = """guard.kl guard.end_after stop_wrong kl_weight warmup
-  lr_samples weight_decay length_weight overlong_weight
-  entropy_weight""".split()
+  lr_samples weight_decay boost entropy_weight""".split()
 OR_ZERO = """optim.spike slots lanes memory_bytes in_flight rows blocks
   run.max_samples theory_prompts reset_every reset_stalled""".split()
 POSITIVE = """code_test_s temperature clip_high lr eps max_grad_norm
   reward.timeout_s""".split()
-FLOATS = "guard.kl kl_weight weight_decay length_weight overlong_weight"
-FLOATS += " entropy_weight optim.spike"
+FLOATS = "guard.kl kl_weight weight_decay boost entropy_weight optim.spike"
 negative = lambda name: -1.0 if name in FLOATS.split() else -1
 # What a field must be, and values that it must not have.
 ALONE: list[tuple[str, dict]] = [
@@ -97,8 +98,13 @@ ALONE: list[tuple[str, dict]] = [
   ("at least 0 and below 1", {"guard.entropy_low": -1.0}),
   ("below 1", {"b1": 1.0, "b2": 1.0}),
   ("0 to 1", {"guard.truncated": -1.0, "guard.score_drop": -1.0}),
-  ("between 0 and 1", {"truncated_factor": 1.5}),
-  ("at most 1e6 in size", {"length_max": 1e39}),
+  ("between 0 and 1", {"truncated_factor": 1.5, "repeat_penalty": 1.1}),
+  *(
+    ("two ascending numbers of at most 1e6 in size", {"length_range": ends})
+    for ends in ((), (0.5,), (0.5, 0.4), (0.0, 1e7), (-1e39, 0.0), (0.0, "1"))
+  ),
+  ("above 1 ... or 0, no bound", {"dual_clip": 1.0, "loss.dual_clip": -10.0}),
+  ("names of tasks", {"length_tasks": (3,)}),
   ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
   ("above 0 and at most 1", {"clip_low": 1.1}),
   ("finite", {"temperature": math.inf}),
@@ -122,7 +128,6 @@ ALONE: list[tuple[str, dict]] = [
   ("at least code_test_s = 5", {"code_total_s": 4.0}),
   ("some are rejected", {"distinct_prompts": 32}),
   ("0 ... 32", {"distinct_prompts": 31}),
-  ("at most length_max = 0.0", {"length_min": 0.5}),
   *(
     ("the first at least 1", {"length_steps": steps})
     for steps in ((), (1,), (0, 5), (5, -1), (1, 0.5), (1, 2, 3))
@@ -157,12 +162,26 @@ BAD += [  # with other fields
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
   ("mean", {**STOP, "mean": "prompt"}, "another"),
   (
-    "overlong_buffer",
-    {"overlong_buffer": 7, "overlong_weight": 1.0},
+    "length_buffer",
+    {"length_buffer": 7, "length": "overlong"},
     "1 to max_new_tokens = 6",
   ),
-  ("advantage", {"advantage": "maxrl", "overlong_weight": 0.1}, LENGTH),
-  ("advantage", {"advantage": "maxrl", "length_weight": 0.1}, LENGTH),
+  *(
+    ("length_range", {"length": "replace", "length_range": ends}, "(-0.5, 1.0)")
+    for ends in ((0.1, 1.0), (-1.0, 0.49))
+  ),
+  ("advantage", {"advantage": "maxrl", "length": "cosine"}, LENGTH),
+  ("advantage", {"advantage": "maxrl", "repeat_penalty": 0.1}, LENGTH),
+  *(
+    (field, {"reset_to": "best", **how}, must)
+    for field, how, must in (
+      ("reset_to", {"kl_weight": 0.0}, "'latest' without kl_weight"),
+      ("reset_to", {"reset_every": 0}, "or without reset_every"),
+      ("reset_to", {"pipeline": True}, "'latest' with run.pipeline"),
+      ("eval_every", {"eval_every": 25}, "multiple of run.save_every = 10"),
+      ("reset_every", {"reset_every": 9}, "at least eval.every = 10"),
+    )
+  ),
   (
     "advantage.k",
     {"advantage": "pass_at_k", "advantage.k": 129},
@@ -293,7 +312,8 @@ def test_phases_add_up():
     {
       "from_step": 7,
       "sampling.n": 128,
-      "reward.length_weight": 0.5,
+      "reward.length": "replace",
+      "reward.length_range": (-0.5, 1.0),
       "reward.mask_truncated": True,
     },
   )
@@ -302,13 +322,13 @@ def test_phases_add_up():
   assert (first, second, third) == (1, 3, 7)
   assert one == c and none is None
   assert what == {"sampling.n": 256, "optim.lr": 1}
-  of = lambda c: (c.sampling.n, c.optim.lr, c.reward.length_weight)
-  assert of(two) == (256, 1.0, 0.0)
+  of = lambda c: (c.sampling.n, c.optim.lr, c.reward.length)
+  assert of(two) == (256, 1.0, "")
   assert isinstance(two.optim.lr, float)
-  assert of(three) == (128, 1.0, 0.5)
+  assert of(three) == (128, 1.0, "replace")
   assert three.reward.mask_truncated is True
   assert three.sampling.samples == c.sampling.samples
-  assert of(c) == (512, 3e-4, 0.0)  # as it was
+  assert of(c) == (512, 3e-4, "")  # as it was
   assert config().phases == [(1, config(), None)]
 
 
@@ -371,13 +391,13 @@ def test_the_config_of_every_phase_is_checked():
   )
   # What an earlier phase changed counts.
   line = refusal(
-    {"from_step": 3, "reward.length_min": -0.2},
-    {"from_step": 9, "reward.length_max": -0.4},
+    {"from_step": 3, "sampling.max_new_tokens": 4},
+    {"from_step": 9, "sampling.mean_tokens": 5},
   )
   assert mentions(
     line,
-    "config.run.phases[1]['reward.length_max'] = -0.2 ... at most "
-    "length_max = -0.4",
+    "config.run.phases[1]['sampling.mean_tokens'] = 5 ... 0 to "
+    "max_new_tokens = 4",
   )
 
 
