@@ -1,10 +1,12 @@
-r"""N = 16 rollouts per prompt; with a language model the paper's ProRL v2.
+r"""N = 16 rollouts per prompt; with a language model ProRL v2, continued.
 
   python -m brorl_jax.main --config=configs/n16.py --workdir=runs/n16
 
 128 hard prompts per step, 32 kept ones with `n16.py:steps`, and 512 with the
 other presets. `n512.py` has as many samples per step of hard prompts, and 8
 times as many with the others; with a language model 2.83 times the rate.
+`n16.py:1p5b` is the paper's baseline, from the checkpoint that `n512.py:1p5b`
+has too; `prorl_v2.py` is how that was trained.
 `n512_equal_samples.py:steps` differs from `n16.py:steps` in N, and in the rate
 that is best for it.
 

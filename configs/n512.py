@@ -7,9 +7,10 @@ weigh by counts (MaxRL), which the paper's do not. `python -m launch.wall.report
 launch/wall/results.json --run=runs/n512` then shows it beside N = 16 and
 rollouts by need; `need.py` is what we recommend.
 
-`configs/n512.py:1p5b` is the paper's run, 128 kept prompts per step, and
-`configs/n512.py:8b` a larger one. `configs/n512.py:tiny` answers at once. See
-`presets.py`.
+`configs/n512.py:1p5b` is the paper's run, 128 kept prompts per step, from the
+checkpoint that the paper continues, and `configs/n512.py:8b` a larger one. What
+the paper does not state is as in the authors' script of ProRL v2, or unknown:
+`presets.py` says which. `configs/n512.py:tiny` answers at once.
 
 `configs/n512.py:steps` trains the embedded policy that answers step by step, 8
 kept prompts per step. Its puzzles share rules, and N = 16 reaches more in less

@@ -20,4 +20,5 @@ def get_config(preset: str = "hard"):
   c.sampling.rounds = (16, 64, 256, 512)
   presets.apply(c, preset)
   c.advantage.kind = "maxrl"
+  c.advantage.boost = 0.0  # of whitened advantages
   return c

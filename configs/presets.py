@@ -7,8 +7,15 @@
   1p5b, 8b
 
 Not an experiment: n512.py:1p5b and n16.py:8b name a preset. A preset does not
-change N; `hard` and `steps` change the samples of the config. Comments mark the
-values that the paper does not state.
+change N; `hard` and `steps` change the samples of the config.
+
+Comments say where a value of a language model is from:
+
+  stated            in the papers: BroRL, ProRL, or the text on ProRL v2
+  authors' script   a public launch script of ProRL v2, before BroRL; that it is
+                    the authors' is inferred from the names in its paths
+  port              ProRL v2 in NeMo-RL, by others
+  unknown           in none of them
 """
 
 import pathlib
@@ -22,6 +29,10 @@ from brorl_jax.verdicts.base import MADE
 
 HARD = pathlib.Path(config.__file__).parents[1] / "assets" / "hard"
 NAMES = ("hard", "steps", "tiny", "1p5b", "8b")
+PRORL_STARTS_FROM = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"  # stated
+# Thousands of prompts in each of the paper's five sets, stated: 29, 18, 18, 27
+# and 7 %. How they are mixed is unknown.
+SIZES = {"math": 40, "code": 24, "stem": 25, MADE: 37, "instructions": 10}
 _BY_LUCK = ("base_conversion", "path_star")  # tasks too hard for `steps`
 _FEWER = 16  # times: responses of the preset `steps` are that much longer
 
@@ -39,9 +50,8 @@ def apply(c: Any, name: str) -> None:
   elif name != "tiny":
     _language_model(c)
   if name == "1p5b":
-    # The model that ProRL starts from. The paper continues from step 3,000 of
-    # ProRL v2, nvidia/Nemotron-Research-Reasoning-Qwen-1.5B, revision v2.
-    c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+    # Stated: step 3,000 of ProRL v2, which began with PRORL_STARTS_FROM.
+    c.policy.checkpoint = "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B@v2"
   if name == "8b":
     c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
     c.devices.mesh_tensor = 4  # half a node of GPUs, one host of a TPU
@@ -124,19 +134,27 @@ def _language_model(c: Any) -> None:
     "and </answer>."
   )
   c.data.families = _families()
-  # Unknown, except that both arms have the same number. ProRL's 4 give 32
-  # prompts per update of 128 x 512. A public script splits 512 x 16 into 8.
-  c.optim.minibatches = 4
+  for name, size in SIZES.items():
+    c.data.domains[name].weight = float(size)
+  # Stated: rewards of puzzles are continuous, those of code and instructions
+  # too, which is their default.
+  c.data.domains[MADE].reward = "score"
+  # Stated: both arms have the same number. Authors' script and port: 8 updates,
+  # 16 prompts each of 128 x 512. ProRL states 4.
+  c.optim.minibatches = 8
   # Stated: the rate grows with the square root of the samples, so 128 x 512 has
-  # 2.83 times the rate of 512 x 16. The base rate is unknown; public scripts
-  # have 1e-6.
+  # 2.83 times the rate of 512 x 16. Base rate: authors' script and port.
   c.optim.lr = 1e-6
   c.optim.lr_samples = 512 * 16
   c.optim.warmup = 10  # unknown
-  # Unknown for BroRL. Both released recipes of ProRL v2 pay 0 for a truncated
-  # response.
-  c.reward.truncated_factor = 0.0
-  c.reward.overlong_buffer = 4096  # as in DAPO; used if overlong_weight is set
+  # Authors' script and port. Two recipes of others pay 0.
+  c.reward.truncated_factor = 0.1
+  c.loss.dual_clip = 10.0  # authors' script and port
+  c.reference.kl_weight = 5e-4  # authors' script; port: 3e-4
+  c.advantage.boost = 0.1  # authors' script and port; from which score: unknown
+  # As in DAPO; used if reward.length is 'overlong'. Which reward for the length
+  # BroRL has, and when, is unknown: here none. prorl_v2.py has one.
+  c.reward.length_buffer = 4096
   c.policy.dtype = "bfloat16"
   c.eval.every = 20
   c.eval.prompts = 20

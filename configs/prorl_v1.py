@@ -33,10 +33,15 @@ def get_config(preset: str = "tiny"):
   c.reference.reset_stalled = 2
   c.reference.reset_optimizer = True
   c.reward.truncated_factor = 1.0  # until run 4, see below
+  # What the presets have of ProRL v2. The weight of its KL term is unknown.
+  c.reference.kl_weight = 1e-4
+  c.loss.dual_clip = c.advantage.boost = 0.0
   if preset == "tiny":
     c.run.steps = 60
     c.run.phases = _phases(20, 30, 50, longer=8)
   else:
+    if preset == "1p5b":
+      c.policy.checkpoint = presets.PRORL_STARTS_FROM
     c.optim.lr = 2e-6  # stated
     c.optim.lr_samples = 0
     c.run.steps = 2000  # stated

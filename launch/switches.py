@@ -28,12 +28,14 @@ SWITCHES = {
   "no dynamic sampling": "filter.keep=all",
   "keep: partly solved": "filter.keep=solved",
   "whitened by trajectory": "advantage.kind=trajectories",
+  "right answers + .1": "advantage.boost=.1",
   "GRPO": "advantage.kind=grpo",
   "group mean": "advantage.kind=centered",
   "leave one out": "advantage.kind=leave_one_out",
   "MaxRL": "advantage.kind=maxrl",
   "clip .02 / .02": "loss.clip_low=.02 loss.clip_high=.02",
   "clip .2 / .4": "loss.clip_high=.4",
+  "dual clip 10": "loss.dual_clip=10",
   "GSPO, clip 3e-4 / 4e-4": (
     "loss.kind=gspo loss.clip_low=3e-4 loss.clip_high=4e-4"
   ),
@@ -49,6 +51,10 @@ SWITCHES = {
   "the same with Adam's": (
     "reference.kl_weight=.1 reference.reset_every=4 "
     "reference.reset_optimizer=True"
+  ),
+  "KL .1, every 4 to the best": (
+    "reference.kl_weight=.1 reference.reset_every=4 reference.reset_to=best "
+    "eval.every=4 run.save_every=4"
   ),
   "entropy .02": "loss.entropy_weight=.02",
   "no correction": "loss.correction=none",
@@ -67,18 +73,26 @@ BASE_OF_LENGTHS = (
 _CUT = "sampling.max_new_tokens=40"  # many responses are cut then
 LENGTHS = {
   "as it is": "",
-  "length reward": "reward.length_weight=1 reward.length_steps=(1,0)",
+  "length reward": "reward.length=cosine reward.length_steps=(1,0)",
+  "length in place of the reward": (
+    "reward.length=replace reward.length_range=(-.5,1) "
+    "reward.length_steps=(1,0)"
+  ),
+  "repetition, 4 tokens, .01": (
+    "reward.repeat_penalty=.01 reward.repeat_ngram=4 reward.length_steps=(1,0)"
+  ),
   "length reward 4 on, 8 off": (
-    "reward.length_weight=1 reward.length_steps=(4,8)"
+    "reward.length=cosine reward.length_steps=(4,8)"
   ),
   "overlong over the last 80 tokens": (
-    "reward.overlong_weight=1 reward.overlong_buffer=80"
+    "reward.length=overlong reward.length_range=(-1,0) reward.length_buffer=80"
   ),
   "at most 40 tokens": _CUT,
   "the same, cut ones earn 0": f"{_CUT} reward.truncated_factor=0",
   "the same, cut ones masked": f"{_CUT} reward.mask_truncated=True",
   "the same, overlong": (
-    f"{_CUT} reward.overlong_weight=1 reward.overlong_buffer=20"
+    f"{_CUT} reward.length=overlong reward.length_range=(-1,0) "
+    "reward.length_buffer=20"
   ),
 }
 TABLES = {"base": (BASE, SWITCHES), "n512": (BASE_OF_LENGTHS, LENGTHS)}

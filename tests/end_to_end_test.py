@@ -32,8 +32,8 @@ SMALL = {
   "eval_every": 3, "eval_prompts": 2, "eval_n": 2, "rows": 8, "blocks": 2,
   # The reference is reset with steps 3 and 6; the last half has a length reward
   # in the first of every three steps.
-  "reset_every": 3,
-  "phases": "({'from_step': 4, 'reward.length_weight': 0.5,"
+  "reset_every": 3, "reset_to": "best",
+  "phases": "({'from_step': 4, 'reward.length': 'cosine',"
     " 'reward.length_steps': (1, 2)},)",
 }  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_a_run_leaves_what_it_promises(whole):
   generated = np.diff([0, *(line["data/samples_total"] for line in lines)])
   for line, count in zip(lines, generated, strict=True):
     assert line["sampling/pass_rate"] * count == pytest.approx(64)
-  changed = {"reward.length_weight": 0.5, "reward.length_steps": [1, 2]}
+  changed = {"reward.length": "cosine", "reward.length_steps": [1, 2]}
   reset = {"event": "reference reset", "why": "3 steps"}
   assert numbers(workdir)["events.jsonl"] == [
     {"step": 3, **reset},

@@ -11,8 +11,8 @@ from brorl_jax.config.section import Rule, Section, of_kind, setting
 class Reward(Section):
   """Verifiers and their limits, and rewards for the length of a response.
 
-  The cosine reward falls from length_max for an empty response to length_min at
-  max_new_tokens. Only right responses get it.
+  A cosine reward is highest for an empty right response and falls to the limit,
+  max_new_tokens. What is right is told by the raw reward: 1 or more.
   """
 
   verifier: tuple[str, ...] = setting(
@@ -40,45 +40,63 @@ class Reward(Section):
   )
   truncated_factor: float = setting(
     1.0,
-    "Factor on the reward of a truncated response; 1: unchanged. Released "
-    "scripts (stop-properly coefficient) and the presets of language models "
-    "have 0.",
+    "Factor on the reward of a truncated response; 1: unchanged. The ProRL v2 "
+    "script of the authors and the presets of language models have 0.1.",
     source="unknown",
     phased=True,
   )
   mask_truncated: bool = setting(
     False, "Exclude truncated responses from baseline and loss.", phased=True
   )
-  length_weight: float = setting(
-    0.0,
-    "Weight of the cosine reward; 0: off. BroRL does not say.",
+  length: Literal["", "cosine", "replace", "overlong"] = setting(
+    "",
+    "'cosine' is added to right responses; 'replace' is paid in place of the "
+    "reward, a partial score is wrong then (ProRL v2, authors' script); "
+    "'overlong', DAPO's, is added to all; '': none. BroRL does not say.",
     source="unknown",
     phased=True,
   )
-  length_min: float = setting(
-    -0.5, "Cosine reward at max_new_tokens.", source="unknown", phased=True
-  )
-  length_max: float = setting(
-    0.0, "Cosine reward of an empty response.", source="unknown", phased=True
+  length_range: tuple[float, ...] = setting(
+    (-0.5, 0.0),
+    "Lowest and highest of these. 'cosine': at max_new_tokens, and of an empty "
+    "response. 'replace': of an empty wrong and an empty right one; at the "
+    "limit they are 0 and 0.5. 'overlong': DAPO has (-1, 0).",
+    source="unknown",
+    phased=True,
   )
   length_steps: tuple[int, ...] = setting(
     (100, 500),
-    "Steps with and without the cosine reward, in turn (ProRL v2); (1, 0): "
-    "always with it.",
+    "Steps with and without a cosine ('cosine', 'replace') and the penalty on "
+    "repetition, in turn (ProRL v2); (1, 0): always with them.",
     unit="steps",
     source="stated",
     phased=True,
   )
-  overlong_weight: float = setting(
-    0.0,
-    "Weight of DAPO's penalty, which falls from 0 to -1 over the last tokens "
-    "before the limit; 0: off. DAPO has 1.",
+  length_tasks: tuple[str, ...] = setting(
+    (),
+    "Tasks (a line's `source`) whose responses get a reward for their length; "
+    "(): all. The authors' script of ProRL v2 selects some, unknown which.",
     phased=True,
   )
-  overlong_buffer: int = setting(
+  length_buffer: int = setting(
     2,
-    "Tokens over which that penalty falls; DAPO has 4,096 of 20,480.",
+    "Tokens over which 'overlong' falls; DAPO has 4,096 of 20,480.",
     unit="tokens",
+    phased=True,
+  )
+  repeat_penalty: float = setting(
+    0.0,
+    "Subtracted for each token that ends an n-gram which the response had "
+    "before; 0: off. The authors' script of ProRL v2 has 0.001.",
+    unit="per token",
+    phased=True,
+  )
+  repeat_ngram: int = setting(
+    40,
+    "Tokens of such an n-gram. Unknown for ProRL; the source of its reward, "
+    "arXiv 2502.03373, has 40.",
+    unit="tokens",
+    source="unknown",
     phased=True,
   )
 
@@ -95,16 +113,24 @@ class Reward(Section):
     yield "code_s", good, "two positive numbers, the second at least the first"
     good = 0.0 <= self.truncated_factor <= 1.0
     yield "truncated_factor", good, "between 0 and 1"
-    good = self.length_min <= self.length_max
-    yield "length_min", good, f"at most length_max = {self.length_max}"
-    yield from self.at_least(0, "length_weight", "overlong_weight")
-    for name in "length_min length_max length_weight overlong_weight".split():
-      must = "at most 1e6 in size: the squares of rewards are summed in float32"
-      yield name, abs(getattr(self, name)) <= 1e6, must
+    ends = self.length_range
+    good = len(ends) == 2 and not any(of_kind(x, float) for x in ends)
+    # Beyond: the squares of rewards are summed in float32.
+    good = good and -1e6 <= ends[0] <= ends[1] <= 1e6
+    yield "length_range", good, "two ascending numbers of at most 1e6 in size"
+    yield from self.at_least(1, "length_buffer", "repeat_ngram")
+    yield "repeat_penalty", 0.0 <= self.repeat_penalty <= 1.0, "between 0 and 1"
+    good = all(isinstance(x, str) for x in self.length_tasks)
+    yield "length_tasks", good, "names of tasks"
     steps = self.length_steps
     good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0
     yield "length_steps", good, "two counts, the first at least 1"
+
+  @property
+  def scheduled(self) -> bool:
+    """Whether something follows `length_steps`."""
+    return self.length in ("cosine", "replace") or self.repeat_penalty > 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +149,12 @@ class Advantage(Section):
     source="stated",
     phased=True,
   )
+  boost: float = setting(
+    0.0,
+    "Added to the advantage of right responses, those of a raw reward of at "
+    "least 1, after whitening. The authors' script of ProRL v2 has 0.1.",
+    phased=True,
+  )
 
   @property
   def k(self) -> int:
@@ -133,6 +165,7 @@ class Advantage(Section):
   def rules(self) -> Iterator[Rule]:
     good = self.k >= 1 or self.kind.partition(":")[0] != "pass_at_k"
     yield "kind", good, "'pass_at_k:K' with a number, such as 'pass_at_k:4'"
+    yield from self.at_least(0, "boost")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +178,8 @@ class Loss(Section):
     "clip of about 3e-4; 'cispo' the weight of each token's gradient, with "
     "clip_low = 1; 'reinforce' has no ratio. Your own function, "
     "'file.py:function', maps (logp [B,T], logp_old [B,T], advantage [B], mask "
-    "[B,T], and clip_low, clip_high if it names them) to losses [B,T] or [B].",
+    "[B,T], and clip_low, clip_high, dual_clip if it names them) to losses "
+    "[B,T] or [B].",
     source="stated",
     phased=True,
   )
@@ -168,6 +202,12 @@ class Loss(Section):
     0.28,
     "Upper end of the ratio is 1 + clip_high.",
     source="stated",
+    phased=True,
+  )
+  dual_clip: float = setting(
+    0.0,
+    "With 'ppo': the loss of a token with a negative advantage A is at most "
+    "dual_clip x |A|; 0: no bound. The authors' script of ProRL v2 has 10.",
     phased=True,
   )
   entropy_weight: float = setting(
@@ -197,6 +237,8 @@ class Loss(Section):
     good = 0.0 < self.clip_low <= 1.0
     yield "clip_low", good, "above 0 and at most 1; 1 is no lower end"
     yield from self.positive("clip_high")
+    good = self.dual_clip > 1.0 or self.dual_clip == 0.0
+    yield "dual_clip", good, "above 1, the ratio of no change; or 0, no bound"
     yield from self.at_least(0, "entropy_weight")
     ratios = self.correction_range
     good = len(ratios) in (0, 2) and not any(of_kind(x, float) for x in ratios)
@@ -217,7 +259,8 @@ class Reference(Section):
   kl_weight: float = setting(
     1e-4,
     "Weight of the KL term (k2). If it is 0 in all phases, no reference is "
-    "kept. The released ProRL v2 scripts have 1e-4.",
+    "kept. Public recipes of ProRL v2 have 1e-4, the authors' script 5e-4, its "
+    "port to NeMo-RL 3e-4.",
     unit="per nat",
     source="unknown",
     phased=True,
@@ -233,6 +276,13 @@ class Reference(Section):
   reset_stalled: int = setting(
     0,
     "Reset after this many evaluations without a better score; 0: never.",
+    phased=True,
+  )
+  reset_to: Literal["latest", "best"] = setting(
+    "latest",
+    "'latest': a reset makes the policy the reference. 'best': both go back to "
+    "the parameters of the best held-out score of the run, which stay in a "
+    "checkpoint (ProRL).",
     phased=True,
   )
   reset_optimizer: bool = setting(

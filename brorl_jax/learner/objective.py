@@ -74,6 +74,7 @@ class Objective:
   kl_clamp: float  # of the k2 term, nats per token
   temperature: float  # of the sampler
   loss: PolicyLoss = losses.LOSSES["ppo"]
+  dual_clip: float = 0.0  # of "ppo"; 0: none
   entropy_weight: float = 0.0
   correction: Correction | None = None
 
@@ -161,7 +162,7 @@ def _corrected(
   kind, low, high = objective.correction
   gap, logp = log_ratio(logp_old, sampled), logp_old
   if by_sequence := objective.loss.unit == "sequence":
-    mean = corrections.mean_log_ratio(logp, sampled, mask)
+    mean = losses.sequence_log_ratio(logp, sampled, mask)
     logp, sampled = jnp.where(mask, mean[:, None], 0.0), jnp.zeros_like(logp)
   plain = corrections.truncated_weight(logp, sampled, cap=math.inf)
   if kind == "truncated":

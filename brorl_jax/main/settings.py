@@ -226,21 +226,26 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   yield "loss.mean", not c.sampling.rounds or c.loss.mean != "prompt", must
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", prompts % c.optim.minibatches == 0, must
-  most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
-  holds = 1 <= buffer <= most or not c.reward.overlong_weight
-  yield "reward.overlong_buffer", holds, f"1 to max_new_tokens = {most}"
+  (low, high), most = c.reward.length_range, c.sampling.max_new_tokens
+  holds = (low <= 0.0 and high >= 0.5) or c.reward.length != "replace"
+  must = "such as (-0.5, 1.0) with length = 'replace': at the limit 0 and 0.5"
+  yield "reward.length_range", holds, must
+  holds = c.reward.length_buffer <= most or c.reward.length != "overlong"
+  yield "reward.length_buffer", holds, f"1 to max_new_tokens = {most}"
   yield (
     "loss.correction",
     not c.run.pipeline or c.loss.correction != "none",
     "other than 'none' with run.pipeline: rollouts then come from the policy "
     "before the last update",
   )
+  if c.reference.reset_to == "best":
+    yield from _best_rules(c)
   # Of advantages that follow from the numbers of right and wrong rollouts.
-  shaped = c.reward.length_weight and c.reward.length_min < 0.0
+  shaped = c.reward.length and low < 0.0
   yield (
     "advantage.kind",
     not (c.advantage.k or c.advantage.kind == "maxrl")
-    or not (shaped or c.reward.overlong_weight),
+    or not (shaped or c.reward.repeat_penalty),
     "another kind if the reward depends on the length: it takes the mean "
     "reward for the share of right rollouts",
   )
@@ -249,6 +254,20 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   must = f"'pass_at_k:K' with K of at most {name} / 4 = {most}: other groups "
   must += "hold too few wrong ones"
   yield "advantage.kind", c.advantage.k <= most, must
+
+
+def _best_rules(c: config.Config) -> Iterator[Rule]:
+  """That the policy can go back to the best of the evaluations so far."""
+  r, every, save = c.reference, c.eval.every, c.run.save_every
+  must = "'latest' without kl_weight, or without reset_every and reset_stalled"
+  resets = bool(r.kl_weight and (r.reset_every or r.reset_stalled))
+  yield "reference.reset_to", resets, must
+  must = "'latest' with run.pipeline: the next rollouts are sampled already"
+  yield "reference.reset_to", not c.run.pipeline, must
+  must = f"a multiple of run.save_every = {save} with reset_to = 'best'"
+  yield "eval.every", every % save == 0, must
+  must = f"at least eval.every = {every} with reset_to = 'best'"
+  yield "reference.reset_every", not 0 < r.reset_every < every, must
 
 
 def _sampling_rules(c: Sampling) -> Iterator[Rule]:

@@ -28,6 +28,7 @@ from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import checkpoints, folder, intact, metrics
+from brorl_jax.runs.checkpoints import Store
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -139,7 +140,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
 
 
 def stages(
-  this: Run, phase: Phase, examples: Examples, scorer: Scorer
+  this: Run, phase: Phase, examples: Examples, scorer: Scorer, store: Store
 ) -> train.Stages:
   """The stages of the figure, in a phase of a run."""
   c = phase.config
@@ -156,7 +157,7 @@ def stages(
     advantages=functools.partial(advantages.credit, phase),
     update=functools.partial(learning.update_policy, this, phase),
     guard=functools.partial(learning.check_guards, c.guard),
-    reference=functools.partial(learning.reset_reference, phase),
+    reference=functools.partial(learning.reset_reference, phase, store.best),
   )
 
 
@@ -198,7 +199,7 @@ def _train(
     scorer.replaced,
     profile_step,
   )
-  store = checkpoints.Store(
+  store = Store(
     workdir / "checkpoints",
     keep=c.run.keep_checkpoints,
     keep_every=c.run.keep_every,
@@ -206,7 +207,7 @@ def _train(
     from_step=from_step,
     warn=recorder.warn,
   )
-  each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
+  each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
 
   def stages_at(step: int) -> train.Stages:
     """With what changes, in the first step of a phase."""
@@ -335,7 +336,7 @@ def require_one_folder(workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def closing(store: checkpoints.Store) -> Iterator[None]:
+def closing(store: Store) -> Iterator[None]:
   """`contextlib.closing`, but for an error in one process of many.
 
   Closing needs all of them, and the others may wait for this one elsewhere. A

@@ -243,13 +243,18 @@ def phase_functions(number: int, phase: PhaseConfig) -> Functions:
     except ValueError as e:
       raise ValueError(f"{what} = {name!r}: {e}") from None
 
-  clip = dict(clip_low=c.loss.clip_low, clip_high=c.loss.clip_high)
+  clip = {name: getattr(c.loss, name) for name in losses.OPTIONS}
   try:
     loss = named("loss.kind", functools.partial(losses.from_user, **clip))
     if c.loss.mean == "constant" and loss.unit == "sequence":
       raise ValueError(
         "config.loss.mean = 'constant' needs a loss per token; loss.kind = "
         f"{c.loss.kind!r} has one value per sequence; choose another mean"
+      )
+    if c.loss.dual_clip and "dual_clip" not in loss.options:
+      raise ValueError(
+        f"config.loss.dual_clip = {c.loss.dual_clip:g} must be 0 with "
+        f"loss.kind = {c.loss.kind!r}, which does not take it"
       )
     if c.advantage.k:
       advantage = functools.partial(
@@ -274,8 +279,7 @@ def _objective(c: Config, loss: losses.PolicyLoss) -> Objective:
     low, high = map(float, c.loss.correction_range or _USUAL_RANGE[kind])
     correction = Correction(kind, low, high)
   return Objective(
-    clip_low=c.loss.clip_low,
-    clip_high=c.loss.clip_high,
+    **{name: getattr(c.loss, name) for name in losses.OPTIONS},
     loss=loss,
     kl_weight=c.reference.kl_weight,
     kl_clamp=_KL_CLAMP,

@@ -59,25 +59,6 @@ def banded_weight(
   return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
 
-def mean_log_ratio(
-  logp_train: Float[Array, "B T"],
-  logp_sampler: Float[Array, "B T"],
-  mask: Bool[Array, "B T"],
-) -> Float[Array, " B"]:
-  """Mean of logp_train - logp_sampler over valid tokens, in nats.
-
-  0 for a sequence without valid tokens. Its exponential is the geometric mean
-  of the token ratios, which does not fall with the length as their product.
-  """
-  arrays.check(
-    logp_train=(logp_train, "BT"),
-    logp_sampler=(logp_sampler, "BT"),
-    mask=(mask, "BT"),
-  )
-  ratio = sequence_log_ratio(logp_train, logp_sampler, mask)
-  return jax.lax.stop_gradient(ratio)
-
-
 def sequence_mask(
   logp_train: Float[Array, "B T"],
   logp_sampler: Float[Array, "B T"],
@@ -90,7 +71,7 @@ def sequence_mask(
 
   `low` is at most 1, `high` at least 1.
   """
-  ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))
+  ratio = jnp.exp(sequence_log_ratio(logp_train, logp_sampler, mask))
   return (ratio >= low) & (ratio <= high)
 
 

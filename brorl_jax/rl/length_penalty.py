@@ -1,25 +1,75 @@
-"""Rewards for the length of a response, and when they are in force.
+"""Rewards for the length of a response and for repetition, and their schedule.
 
-Added to the reward that is centered, never to what dynamic sampling reads.
+They change the reward that is centered, never what dynamic sampling reads.
 """
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
+
+from brorl_jax.rl import arrays
 
 
 def cosine(
   length: Num[Array, "*axes"], *, limit: int, eta_min: float, eta_max: float
 ) -> Float[Array, "*axes"]:
-  """Falls from eta_max for an empty response to eta_min at the limit.
+  """Goes from eta_max for an empty response to eta_min at the limit.
 
     eta_min + (eta_max - eta_min) / 2 * (1 + cos(pi * length / limit))
 
-  Lengths are clipped to 0 and `limit`, the tokens that fit in the context.
-  Source: ProRL v2, the scheduled cosine length penalty. Its constants are not
-  public.
+  Lengths are clipped to 0 and `limit`, the tokens that fit in the context. In
+  place of the reward, right answers fall to .5 and wrong ones rise from a
+  negative eta_max to 0: it is better that they were thought about.
+  Sources: Yeo et al. 2025, arXiv:2502.03373, eq. 1; ProRL v2, the scheduled
+  cosine length penalty, with .5 and 0 by the authors' script (inferred).
   """
   angle = jnp.pi * jnp.clip(length, 0, limit) / limit
   return eta_min + (eta_max - eta_min) / 2.0 * (1.0 + jnp.cos(angle))
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def repeats(
+  tokens: Int[Array, "*axes T"], mask: Bool[Array, "*axes T"], *, size: int
+) -> Int[Array, "*axes"]:
+  """Tokens that end an n-gram of `size` which ended before in its response.
+
+  All occurrences after the first count, overlapping ones too. `mask` is True on
+  the tokens of the response, which come first. It is exact: equal n-grams get
+  equal numbers by sorting pairs of shorter ones, in log2(size) rounds, so that
+  nothing can collide. Memory is eight times that of `tokens`. Raises
+  ValueError if `size` is below 1. Sources: as of `cosine`.
+  """
+  arrays.check(tokens=(tokens, "*T"), mask=(mask, "*T"))
+  arrays.require_count("size", size)
+  # Of the n-gram of `width` tokens from each position on; behind the end -1.
+  number, width = jnp.where(mask, tokens, -1), 1
+  while width < size:
+    step = min(width, size - width)
+    number, width = _numbered(number, _later(number, step)), width + step
+  whole = _later(mask, size - 1)
+  number = jnp.sort(jnp.where(whole, number, -1), axis=-1)
+  first = number[..., 1:] != number[..., :-1]
+  # What is not whole sorts before all others, and is -1 together.
+  distinct = first.sum(axis=-1) + (number[..., 0] >= 0)
+  return whole.sum(axis=-1) - distinct
+
+
+def _later(x, by):
+  """x[..., i + by] at i; behind the end -1, or False."""
+  fill = jnp.full_like(x[..., :by], x.dtype != bool and -1)
+  return jnp.concatenate([x[..., by:], fill], axis=-1)[..., : x.shape[-1]]
+
+
+def _numbered(a, b):
+  """Equal numbers, from 0 on, for equal pairs (a, b) of a row."""
+  place = jax.lax.broadcasted_iota(jnp.int32, a.shape, a.ndim - 1)
+  a, b, place = jax.lax.sort((a, b, place), num_keys=2)
+  new = (a[..., 1:] != a[..., :-1]) | (b[..., 1:] != b[..., :-1])
+  number = jnp.cumsum(new, axis=-1, dtype=jnp.int32)
+  number = jnp.concatenate([jnp.zeros_like(place[..., :1]), number], axis=-1)
+  return jax.lax.sort((place, number), num_keys=1)[1]
 
 
 def is_active(
@@ -30,8 +80,7 @@ def is_active(
   Updates count from 0. With `off` = 0 it always counts. Raises ValueError if
   `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
   """
-  if on < 1:
-    raise ValueError(f"on = {on} updates with the penalty: at least 1 needed")
+  arrays.require_count("on", on)
   if off < 0:
     raise ValueError(f"off = {off} updates without the penalty is negative")
   return update % (on + off) < on

@@ -25,7 +25,7 @@ from brorl_jax.rl.arrays import Mean
 _MAX_LOG_RATIO = 20.0  # nats; ratios beyond e^20 are numerics, not policy
 
 # What a loss may ask for; it gets what its signature names.
-OPTIONS = ("clip_low", "clip_high")
+OPTIONS = ("clip_low", "clip_high", "dual_clip")
 
 
 @jax.tree_util.register_dataclass
@@ -53,13 +53,13 @@ class PolicyLoss:
 def from_user(function: Callable[..., Any], **options: Any) -> PolicyLoss:
   """A user's function as a loss. Its unit is the rank of what it returns.
 
-  It is tried with these values of `OPTIONS`. Raises ValueError, in one line, if
-  it cannot be called or returns another shape.
+  It is tried with those of these values of `OPTIONS` that it names. Raises
+  ValueError, in one line, if it cannot be called or returns another shape.
   """
   parameters = list(inspect.signature(function).parameters.values())
-  takes = tuple(p.name for p in parameters[4:] if p.name in OPTIONS)
+  takes = tuple(p.name for p in parameters[4:] if p.name in options)
   if any(p.kind == p.VAR_KEYWORD for p in parameters):
-    takes = OPTIONS
+    takes = tuple(options)
   tokens = jax.ShapeDtypeStruct((3, 5), jnp.float32)
   row, mask = tokens.update(shape=(3,)), tokens.update(dtype=jnp.bool_)
   chosen = {name: options[name] for name in takes}
@@ -154,7 +154,11 @@ def sequence_log_ratio(
   other: Float[Array, "B T"],
   mask: Bool[Array, "B T"],
 ) -> Float[Array, " B"]:
-  """Mean of `log_ratio` over valid tokens; 0 for a sequence of none."""
+  """Mean of `log_ratio` over valid tokens; 0 for a sequence of none.
+
+  Its exponential is the geometric mean of the token ratios, which does not fall
+  with the length as their product.
+  """
   arrays.check(logp=(logp, "BT"), other=(other, "BT"), mask=(mask, "BT"))
   total_B = jnp.sum(log_ratio(logp, other), axis=1, where=mask)
   return total_B / jnp.maximum(jnp.sum(mask, axis=1), 1)
@@ -170,19 +174,31 @@ def per_token(
   return jnp.broadcast_to(weight[:, None], mask.shape)
 
 
-def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
+def _ppo(
+  logp, logp_old, advantage, mask, *, clip_low, clip_high, dual_clip=0.0
+):
   """Clipped surrogate with separate lower and upper clip.
 
     loss[b,t] = -min(rho * A[b], clip(rho, 1 - clip_low, 1 + clip_high) * A[b])
     rho       = exp(logp[b,t] - logp_old[b,t])
 
+  Where A[b] < 0 nothing bounds it as rho grows. With `dual_clip` = c above 1
+  (0: without) it becomes
+
+    min(loss[b,t], c * |A[b]|)      and has no gradient from rho = c on
+
   `clip_low` and `clip_high` are how far rho may fall below 1 and rise above it
   and still get a gradient.
   Sources: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025 (DAPO),
-  arXiv:2503.14476, section 3.1: clip_high > clip_low.
+  arXiv:2503.14476, section 3.1: clip_high > clip_low; Ye et al. 2020,
+  arXiv:1912.09729, eq. 5: dual clip, with c = 3.
   """
-  ratio = jnp.exp(log_ratio(logp, logp_old))
-  return _clipped(ratio, advantage[:, None], clip_low, clip_high)
+  ratio, advantage = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
+  loss, held = _clipped(ratio, advantage, clip_low, clip_high)
+  if not dual_clip:
+    return loss, held
+  bounded = (advantage < 0.0) & (ratio > dual_clip)
+  return jnp.where(bounded, -dual_clip * advantage, loss), held | bounded
 
 
 def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
@@ -227,25 +243,10 @@ def _clipped(ratio, advantage, clip_low, clip_high):
 
 LOSSES = {
   "ppo": PolicyLoss(_ppo, "token", OPTIONS),
-  "gspo": PolicyLoss(_gspo, "sequence", OPTIONS),
-  "cispo": PolicyLoss(_cispo, "token", OPTIONS),
+  "gspo": PolicyLoss(_gspo, "sequence", OPTIONS[:2]),
+  "cispo": PolicyLoss(_cispo, "token", OPTIONS[:2]),
   "reinforce": PolicyLoss(_reinforce, "token", ()),
 }
-
-
-def ppo_clip(
-  logp: Float[Array, "B T"],
-  logp_old: Float[Array, "B T"],
-  advantage: Float[Array, " B"],
-  mask: Bool[Array, "B T"],
-  *,
-  clip_low: float,
-  clip_high: float,
-  **how: Any,
-) -> tuple[Mean, PpoStats]:
-  """`policy_loss` of `LOSSES["ppo"]`; `how` is its `weight` or `correction`."""
-  how |= dict(clip_low=clip_low, clip_high=clip_high)
-  return policy_loss(LOSSES["ppo"], logp, logp_old, advantage, mask, **how)
 
 
 def kl_k2(

@@ -192,11 +192,25 @@ class Store:
     with self._one_line_errors(step):
       gone = list[int]()
       if processes.leads():
-        saved = steps(self._directory)
-        scores = {s: _score(self._directory / str(s)) for s in saved}
-        gone = superfluous(scores, newest=self._keep, every=self._every)
+        gone = superfluous(self._scores(), newest=self._keep, every=self._every)
       for old in processes.first(gone):
         self._open().delete(old)
+
+  def best(self, like: PyTree) -> tuple[int, float, PyTree] | None:
+    """The saved step of the best score, that score, and its parameters, which
+    are like these. None if none has a score. Raises Unusable, Unsaved.
+    """
+    self.wait()
+    scores = processes.first(self._scores() if processes.leads() else {})
+    if (step := _first_best(scores)) is None:
+      return None
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    _, params = read_params(self._directory, step, like, self._run)
+    return step, scores[step], params
+
+  def _scores(self) -> dict[int, float | None]:
+    saved = steps(self._directory)
+    return {step: _score(self._directory / str(step)) for step in saved}
 
   def close(self) -> None:
     """Waits for the last save and releases the directory."""
@@ -308,12 +322,15 @@ def superfluous(
   The `newest` stay, multiples of `every` (0: none), and the first of the best.
   """
   saved = sorted(scores)
-  # Of equals the earliest, so that a resumed run keeps what it kept before.
-  stay = {*saved[-newest:], *(s for s in saved if every and s % every == 0)}
-  known = {s: score for s, score in scores.items() if score is not None}
-  if known:
-    stay.add(min(known, key=lambda s: (-known[s], s)))
+  often = (s for s in saved if every and s % every == 0)
+  stay = {*saved[-newest:], *often, _first_best(scores)}
   return [s for s in saved if s not in stay]
+
+
+def _first_best(scores: Mapping[int, float | None]) -> int | None:
+  known = {s: score for s, score in scores.items() if score is not None}
+  # Of equals the earliest, so that a resumed run keeps what it kept before.
+  return min(known, key=lambda s: (-known[s], s)) if known else None
 
 
 # ------------------------------------------------------------ one step on disk

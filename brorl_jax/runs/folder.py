@@ -128,7 +128,8 @@ def check(
   before, now = config.flat(record["config"]), config.flat(_as_json(values))
   # A simulation always starts again.
   free = _MAY_DIFFER if mode != "simulate" else frozenset()
-  if now.get("run.pipeline") or now.get("reference.reset_stalled"):
+  best = now.get("reference.reset_to") == "best"
+  if best or now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
   changed = {
     k: now.get(k)

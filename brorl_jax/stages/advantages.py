@@ -1,6 +1,7 @@
 """Stage 4: raw rewards -> the groups to keep and their advantages."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -33,24 +34,37 @@ def shaped(
 ) -> tuple[Float[Array, "P N"], Float[Array, "P N"]]:
   """Shaped rewards for the advantages, and the part for the length.
 
-  r' = r * (truncated ? truncated_factor : 1)
-       + length_weight * cosine + overlong_weight * overlong
+  r' = r * (truncated ? truncated_factor : 1) + part
+  part: what config.reward.length adds, less repeat_penalty for each repetition
 
-  `limit` is the longest response, in tokens.
+  With 'replace' the part is also what the other reward makes of r. `limit` is
+  the longest response, in tokens.
   """
   rollouts, reward = groups.rollouts, jnp.asarray(groups.scores.reward)
   length = jnp.asarray(rollouts.mask).sum(axis=2)
   factor = jnp.where(rollouts.truncated, c.truncated_factor, 1.0)
-  added = jnp.zeros_like(reward)
-  if c.length_weight and active:
-    cosine = length_penalty.cosine(
-      length, limit=limit, eta_min=c.length_min, eta_max=c.length_max
+  added, right = jnp.zeros_like(reward), reward >= 1.0
+  low, high = c.length_range
+  falls = functools.partial(length_penalty.cosine, length, limit=limit)
+  if c.length == "cosine" and active:
+    added = jnp.where(right, falls(eta_min=low, eta_max=high), 0.0)
+  elif c.length == "replace" and active:
+    paid = jnp.where(
+      right,
+      falls(eta_min=0.5, eta_max=high),
+      falls(eta_min=0.0, eta_max=low),
     )
-    added += c.length_weight * jnp.where(reward >= 1.0, cosine, 0.0)
-  if c.overlong_weight:
-    added += c.overlong_weight * length_penalty.overlong(
-      length, limit=limit, buffer=c.overlong_buffer
-    )
+    added = (paid - reward) * factor
+  elif c.length == "overlong":
+    over = length_penalty.overlong(length, limit=limit, buffer=c.length_buffer)
+    added = high + (high - low) * over
+  if c.length_tasks:
+    chosen = [row[0].task in c.length_tasks for row in groups.scores.responses]
+    added = jnp.where(jnp.array(chosen)[:, None], added, 0.0)
+  if c.repeat_penalty and active:  # by prompt, as sorting takes memory
+    for p, of in enumerate(zip(rollouts.tokens, rollouts.mask, strict=True)):
+      repeats = length_penalty.repeats(*of, size=c.repeat_ngram)
+      added = added.at[p].add(-c.repeat_penalty * repeats)
   return reward * factor + added, added
 
 
@@ -75,7 +89,9 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
       "finite; check the function, or choose another kind"
     )
   right = (advantage * groups.right).sum()
-  if reward.length_weight:  # its schedule starts when it is first on
+  if boost := c.advantage.boost:
+    advantage = np.where(counted & groups.right, advantage + boost, advantage)
+  if reward.scheduled:  # its schedule starts when it is first on
     progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
   return Credit(
     advantage,
@@ -84,7 +100,7 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
     {
       "reward/shaped_mean": float(paid.mean(where=drawn)),
       "reward/length_mean": float(added.mean(where=drawn)),
-      "reward/length_active": float(active and bool(reward.length_weight)),
+      "reward/length_active": float(active and reward.scheduled),
       # What `stats.coefficient` of the report expects.
       "theory/coefficient": float(right / drawn.sum()),
       "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),

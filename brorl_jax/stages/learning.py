@@ -140,11 +140,15 @@ def check_guards(
 
 
 def reset_reference(
-  phase: Phase, state: types.State, progress: RunState
+  phase: Phase,
+  best: Callable[[PyTree], tuple[int, float, PyTree] | None],
+  state: types.State,
+  progress: RunState,
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.
 
-  The text is the reason, None without a reset.
+  The text is the reason, None without a reset. `best` reads the saved step of
+  the best score, and that, for parameters like the policy's.
   """
   if state.reference is None:
     return state, progress, None
@@ -155,6 +159,13 @@ def reset_reference(
   )
   if reason is None:
     return state, progress, None
+  if c.reset_to == "best" and (saved := best(state.params)) is not None:
+    step, score, params = saved
+    # Unless the best is this step, which is saved later: the score of an older
+    # one is not above what is on disk.
+    if progress.score is None or progress.score <= score:
+      state = dataclasses.replace(state, params=params)
+      reason = f"{reason}; back to step {step}, of score {score:.3g}"
   state = states.reset_reference(
     state, phase.tx, reset_optimizer=c.reset_optimizer
   )

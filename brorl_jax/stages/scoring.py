@@ -49,7 +49,7 @@ class Scorer:
       self.whole = next((name for name, whole in named if whole), "")
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
-      limits = Limits(*c.code_s)
+      limits = Limits(test_s=c.code_s[0], total_s=c.code_s[1])
       self._pool = Pool(
         {name: domain.verify for name, domain in DOMAINS.items()},
         parts={name: domain.part for name, domain in DOMAINS.items()},

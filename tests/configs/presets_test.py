@@ -18,6 +18,7 @@ from brorl_jax.configs import (
   need,
   presets,
   prorl_v1,
+  prorl_v2,
   simulate,
   sweep,
 )
@@ -35,9 +36,9 @@ SHOWN = {"eval.every", "run.save_every"}  # seven times in a run
 STEPS = 16  # times fewer samples with the preset `steps`
 
 # Written down from the sources, not from the files. Of BroRL, ProRL and ProRL
-# v2; in base.py also what their released scripts have.
+# v2, and of what is taken for a launch script of its authors.
 ANYWHERE = {"entropy_weight": 0.0, "clip_low": 0.2, "eval_n": 16}
-ANYWHERE |= {"eval_temperature": 0.6, "eval_top_p": 0.95, "kl_weight": 1e-4}
+ANYWHERE |= {"eval_temperature": 0.6, "eval_top_p": 0.95}
 ANYWHERE |= {"correction_range": (), "length_steps": (100, 500)}
 V2 = {"clip_high": 0.28, "advantage": "tokens", "reset_optimizer": False}
 V2 |= {"correction": "truncated", "keep": "differ", "loss": "ppo"}
@@ -56,8 +57,11 @@ STATED = {
 }  # fmt: skip
 # Only those of a language model. A context of 16,384, and the root of samples.
 MODEL = {"prompt_tokens": 1_024, "max_new_tokens": 15_360, "lr": 1e-6}
-MODEL |= {"lr_samples": 8_192, "truncated_factor": 0.0}
-MODEL |= {"reset_every": 200, "minibatches": 4}
+MODEL |= {"lr_samples": 8_192, "reset_every": 200}
+CHECKPOINT = {"checkpoint": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
+SCRIPT = {"truncated_factor": 0.1, "minibatches": 8, "kl_weight": 5e-4}
+SCRIPT |= {"dual_clip": 10.0, "boost": 0.1}
+MODEL |= SCRIPT
 OF_MODELS = {
   n512: MODEL,
   n16: MODEL,
@@ -120,6 +124,30 @@ def test_the_phases_of_prorl_are_its_runs(preset):
     assert c.run.steps - phases[3].since + 1 == 200
 
 
+def test_prorl_v2_is_the_script_where_it_says_something():
+  c = settings.training(prorl_v2.get_config())
+  want = SCRIPT | {"n": 16, "samples": 8_192, "clip_low": 0.2, "clip_high": 0.3}
+  want |= {"length": "replace", "repeat_penalty": 0.001, "lr": 1e-6}
+  want |= {"prompt_tokens": 1_024, "max_new_tokens": 8_192, "eval_n": 4}
+  want |= {"eval_every": 5, "save_every": 5, "temperature": 1.0, "steps": 3_000}
+  want |= {"reset_to": "best", "reset_every": 300, "length_steps": (100, 500)}
+  assert values(c, want | CHECKPOINT) == want | CHECKPOINT
+  assert stated(CONFIGS / "prorl_v2.py") <= named(want, CHECKPOINT)
+  v1 = settings.typed(prorl_v1.get_config("1p5b"))
+  assert values(v1, CHECKPOINT) == CHECKPOINT
+  # BroRL goes on from where that ended.
+  assert n512.get_config("1p5b").policy.checkpoint.endswith("-1.5B@v2")
+
+
+def test_domains_have_the_weights_and_the_rewards_of_the_paper():
+  domains = settings.typed(n512.get_config("1p5b")).data.domains
+  want = {"math": 29, "code": 18, "stem": 18, "gym": 27, "instructions": 7}
+  # Of 136 thousand prompts.
+  assert {k: round(domains[k].weight / 1.36) for k in want} == want
+  scored = {k for k in want if domains[k].reward == "score"}
+  assert scored == {"code", "gym", "instructions"}
+
+
 def test_the_simulation_is_that_of_the_paper():
   c = simulate.get_config()
   assert {field: c[field] for field in SIMULATED} == SIMULATED
@@ -150,7 +178,7 @@ def test_by_need_is_n512_in_rounds_with_advantages_that_weigh_by_counts():
     config.flat(x.get_config("1p5b").to_dict()) for x in (n512, need)
   )
   found = {k for k in fixed if fixed[k] != by_need[k]}
-  assert found == {"sampling.rounds", "advantage.kind"}
+  assert found == {"sampling.rounds", "advantage.kind", "advantage.boost"}
   c = settings.training(need.get_config())
   assert c.sampling.prompts == 16 and c.advantage.kind == "maxrl"
   assert c.sampling.stop_right == 4
@@ -233,7 +261,7 @@ def test_no_default_is_called_stated_that_is_not_compared_here():
   assert known["optim.lr"].source == known["loss.correction_range"].source
   assert known["optim.lr"].source == "unknown"
   found = stated(CONFIGS / "presets.py")
-  assert "reference.reset_every" in found <= named(MODEL)
+  assert "reference.reset_every" in found <= named(MODEL, CHECKPOINT)
   for of in (simulate, sweep, base):
     assert not stated(CONFIGS / f"{of.__name__.rpartition('.')[2]}.py")
 

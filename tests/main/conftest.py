@@ -18,6 +18,7 @@ from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Run
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.runs import checkpoints
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import Groups, State
@@ -44,7 +45,8 @@ def wired():
   state = states.initial_state(
     params, phase.tx, this.mesh, keep_reference=True, offload="nothing"
   )
-  stages = train_command.stages(this, phase, examples, scorer)
+  store = checkpoints.Store("nowhere", keep=1, run="")
+  stages = train_command.stages(this, phase, examples, scorer, store)
   prompts = stages.prompts(1, range(4))
   spec = phase.memory.rollouts.spec(
     SamplingParams(), this.text.stop_ids, this.mesh

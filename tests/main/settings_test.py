@@ -50,14 +50,16 @@ GOOD = [
   {"theory_prompts": 0},  # not measured
   {"minibatches": 32}, {"seed": 2**31 - 1},
   {"truncated_factor": 0.0, "mask_truncated": True},
-  {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
-  {"length_weight": 1.0, "length_steps": (1, 0)},  # always on
-  {"overlong_weight": 1.0, "overlong_buffer": 6},
-  {"overlong_buffer": 7},  # off: not read
+  {"length": "cosine", "length_range": (0, 0), "length_steps": (1, 0)},
+  {"length": "replace", "length_range": (0.0, 0.5), "dual_clip": 1.1},
+  {"length": "overlong", "length_buffer": 6, "repeat_penalty": 1.0},
+  {"length_buffer": 7, "length_tasks": ("a",)},  # off: not read
+  {"reset_to": "best", "reset_every": 10},
+  {"reset_to": "best", "eval_every": 20, "reset_every": 0, "reset_stalled": 1},
   {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
   {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
   {"advantage": "centered", "mean": "constant"},
-  {"advantage": "maxrl", "length_weight": 1.0, "length_min": 0.0},
+  {"advantage": "maxrl", "length": "cosine", "length_range": (0.0, 1.0)},
   {"advantage": "pass_at_k:128"}, {"code_s": (2, 2.0)},
   {"correction": "none"}, {"correction_range": (0, 1)},
   {"correction": "banded", "correction_range": (1.0, 1.1)},
@@ -73,16 +75,15 @@ def test_accepts_the_edge_of_what_works(changes):
 
 COUNTS = """steps samples max_oversampling prompt_tokens max_new_tokens
   minibatches save_every keep_checkpoints eval_every eval_prompts eval_n
-  mesh_data mesh_tensor mesh_expert stop_right""".split()
+  mesh_data mesh_tensor mesh_expert stop_right repeat_ngram
+  length_buffer""".split()
 NOT_NEGATIVE = """guard.kl guard.end_after kl_weight warmup
-  lr_samples weight_decay length_weight overlong_weight
-  entropy_weight""".split()
+  lr_samples weight_decay boost entropy_weight""".split()
 OR_ZERO = """optim.spike slots lanes memory_bytes in_flight rows blocks
   run.max_samples theory_prompts reset_every reset_stalled""".split()
 POSITIVE = """temperature clip_high lr eps max_grad_norm
   reward.timeout_s""".split()
-FLOATS = "guard.kl kl_weight weight_decay length_weight overlong_weight"
-FLOATS += " entropy_weight optim.spike"
+FLOATS = "guard.kl kl_weight weight_decay boost entropy_weight optim.spike"
 negative = lambda name: -1.0 if name in FLOATS.split() else -1
 # What a field must be, and values that it must not have.
 ALONE: list[tuple[str, dict]] = [
@@ -98,8 +99,13 @@ ALONE: list[tuple[str, dict]] = [
     for betas in ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, "1"))
   ),
   ("0 to 1", {"guard.truncated": -1.0, "guard.score_drop": -1.0}),
-  ("between 0 and 1", {"truncated_factor": 1.5}),
-  ("at most 1e6 in size", {"length_max": 1e39}),
+  ("between 0 and 1", {"truncated_factor": 1.5, "repeat_penalty": 1.1}),
+  *(
+    ("two ascending numbers of at most 1e6 in size", {"length_range": ends})
+    for ends in ((), (0.5,), (0.5, 0.4), (0.0, 1e7), (-1e39, 0.0), (0.0, "1"))
+  ),
+  ("above 1 ... or 0, no bound", {"dual_clip": 1.0, "loss.dual_clip": -10.0}),
+  ("names of tasks", {"length_tasks": (3,)}),
   ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
   ("above 0 and at most 1", {"clip_low": 1.1}),
   ("finite", {"temperature": math.inf}),
@@ -128,7 +134,6 @@ ALONE: list[tuple[str, dict]] = [
     ("such as 'pass_at_k:4'", {"advantage": f"pass_at_k{k}"})
     for k in ("", ":", ":0", ":k")
   ),
-  ("at most length_max = 0.0", {"length_min": 0.5}),
   *(
     ("the first at least 1", {"length_steps": steps})
     for steps in ((), (1,), (0, 5), (5, -1), (1, 0.5), (1, 2, 3))
@@ -157,19 +162,33 @@ BAD += [  # with other fields
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
   ("mean", {**STOP, "mean": "prompt"}, "another"),
   (
-    "overlong_buffer",
-    {"overlong_buffer": 7, "overlong_weight": 1.0},
+    "length_buffer",
+    {"length_buffer": 7, "length": "overlong"},
     "1 to max_new_tokens = 6",
   ),
-  ("advantage", {"advantage": "maxrl", "overlong_weight": 0.1}, LENGTH),
-  ("advantage", {"advantage": "maxrl", "length_weight": 0.1}, LENGTH),
+  *(
+    ("length_range", {"length": "replace", "length_range": ends}, "(-0.5, 1.0)")
+    for ends in ((0.1, 1.0), (-1.0, 0.49))
+  ),
   ("advantage", {"advantage": "pass_at_k:129"}, "at most n / 4 = 128"),
+  ("advantage", {"advantage": "maxrl", "length": "cosine"}, LENGTH),
+  ("advantage", {"advantage": "maxrl", "repeat_penalty": 0.1}, LENGTH),
+  *(
+    (field, {"reset_to": "best", **how}, must)
+    for field, how, must in (
+      ("reset_to", {"kl_weight": 0.0}, "'latest' without kl_weight"),
+      ("reset_to", {"reset_every": 0}, "or without reset_every"),
+      ("reset_to", {"pipeline": True}, "'latest' with run.pipeline"),
+      ("eval_every", {"eval_every": 25}, "multiple of run.save_every = 10"),
+      ("reset_every", {"reset_every": 9}, "at least eval.every = 10"),
+    )
+  ),
   (
     "advantage",
     {**STOP, "advantage": "pass_at_k:5"},
     "at most rounds[0] / 4 = 4",
   ),
-  ("advantage", {"advantage": "pass_at_k:4", "length_weight": 0.1}, LENGTH),
+  ("advantage", {"advantage": "pass_at_k:4", "length": "cosine"}, LENGTH),
   ("correction", {"correction": "none", "pipeline": True}, "run.pipeline"),
   *(
     ("correction_range", {"correction": kind, "correction_range": ratios}, must)
@@ -290,7 +309,8 @@ def test_phases_add_up():
     {
       "from_step": 7,
       "sampling.n": 128,
-      "reward.length_weight": 0.5,
+      "reward.length": "replace",
+      "reward.length_range": (-0.5, 1.0),
       "reward.mask_truncated": True,
     },
   )
@@ -299,13 +319,13 @@ def test_phases_add_up():
   assert (first, second, third) == (1, 3, 7)
   assert one == c and none is None
   assert what == {"sampling.n": 256, "optim.lr": 1}
-  of = lambda c: (c.sampling.n, c.optim.lr, c.reward.length_weight)
-  assert of(two) == (256, 1.0, 0.0)
+  of = lambda c: (c.sampling.n, c.optim.lr, c.reward.length)
+  assert of(two) == (256, 1.0, "")
   assert isinstance(two.optim.lr, float)
-  assert of(three) == (128, 1.0, 0.5)
+  assert of(three) == (128, 1.0, "replace")
   assert three.reward.mask_truncated is True
   assert three.sampling.samples == c.sampling.samples
-  assert of(c) == (512, 3e-4, 0.0)  # as it was
+  assert of(c) == (512, 3e-4, "")  # as it was
   assert config().phases == [(1, config(), None)]
 
 
@@ -368,13 +388,13 @@ def test_the_config_of_every_phase_is_checked():
   )
   # What an earlier phase changed counts.
   line = refusal(
-    {"from_step": 3, "reward.length_min": -0.2},
-    {"from_step": 9, "reward.length_max": -0.4},
+    {"from_step": 3, "sampling.max_new_tokens": 4},
+    {"from_step": 9, "sampling.mean_tokens": 5},
   )
   assert mentions(
     line,
-    "config.run.phases[1]['reward.length_max'] = -0.2 ... at most "
-    "length_max = -0.4",
+    "config.run.phases[1]['sampling.mean_tokens'] = 5 ... 0 to "
+    "max_new_tokens = 4",
   )
 
 

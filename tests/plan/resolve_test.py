@@ -196,6 +196,13 @@ def test_a_loss_of_sequences_has_no_mean_over_a_constant(file, name):
     resolved(phases=(later,))
 
 
+def test_a_loss_without_a_dual_clip_refuses_one(file):
+  assert functions_of(dual_clip=3.0).objective.dual_clip == 3.0
+  for name in ("gspo", "reinforce", f"{file}:of_sequences"):
+    with refuses(ValueError, f"dual_clip = 3 must be 0 ... kind = '{name}'"):
+      functions_of(loss=name, dual_clip=3.0)
+
+
 def test_a_changed_file_is_refused_by_name():
   of = lambda name, digest: {"loss.kind": {"name": name, "digest": digest * 32}}
   before, other = of("mine.py:loss", "a"), of("mine.py:loss", "b")

@@ -17,6 +17,7 @@ from brorl_jax.rl import (
   arrays,
   corrections,
   filtering,
+  length_penalty,
   losses,
   mass_balance,
   simulator,
@@ -50,7 +51,6 @@ def one_by_one(reward, valid, length):
 
 LOGP = {"logp": -(normal(B, T) ** 2), "logp_old": -(normal(B, T) ** 2)}
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
-REINFORCE = {"loss": losses.LOSSES["reinforce"]}
 BAND = {"low": 0.5, "high": 2.0}
 POLICY = LOGP | dict(advantage=normal(B), mask=mask(B, T), weight=normal(B))
 PAIR = {"logp_train": normal(B, T), "logp_sampler": normal(B, T)}
@@ -64,8 +64,12 @@ STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
 # Function: arguments with which it works. Those that are arrays must be refused
 # with one axis more, and with one axis less.
 DOORS = {
-  losses.ppo_clip: POLICY | CLIP | {"correction": normal(B, T)},
-  losses.policy_loss: POLICY | REINFORCE | {"scale": normal(B)},
+  length_penalty.repeats: dict(
+    tokens=jnp.zeros((P, N, T), int), mask=mask(P, N, T), size=2
+  ),
+  losses.policy_loss: POLICY | CLIP | dict(
+    loss=losses.LOSSES["ppo"], scale=normal(B), correction=normal(B, T)
+  ),
   losses.kl_k2: dict(
     logp=normal(B, T), logp_ref=normal(B, T), mask=mask(B, T),
     weight=normal(B), clamp=10.0,
@@ -80,7 +84,6 @@ DOORS = {
   losses.per_token: dict(weight=normal(B), mask=mask(B, T)),
   corrections.truncated_weight: PAIR | dict(cap=2.0),
   corrections.banded_weight: PAIR | BAND,
-  corrections.mean_log_ratio: PAIR | dict(mask=mask(B, T)),
   corrections.sequence_mask: PAIR | dict(mask=mask(B, T)) | BAND,
   advantages.informative: REWARD,
   advantages.center_by_group: REWARD,

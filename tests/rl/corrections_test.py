@@ -1,12 +1,18 @@
 """Tests of brorl_jax/rl/corrections.py."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from brorl_jax.rl import corrections, losses
+from brorl_jax.rl.losses import sequence_log_ratio
 
+ppo = functools.partial(
+  losses.policy_loss, losses.LOSSES["ppo"], clip_low=0.2, clip_high=0.28
+)
 log = lambda *x: jnp.log(jnp.array(x))
 BAND = dict(low=0.5, high=5.0)
 
@@ -46,7 +52,7 @@ def rows():
 
 
 def test_means_over_valid_tokens_by_hand():
-  got = corrections.mean_log_ratio(*rows())
+  got = sequence_log_ratio(*rows())
   np.testing.assert_allclose(got, [0.0, 1.5, 0.0], atol=1e-6)
 
 
@@ -65,7 +71,7 @@ def test_masks_sequences_by_their_geometric_mean():
 def test_positions_off_the_mask_may_hold_anything(bad):
   train, sampler, mask = rows()
   train, sampler = jnp.where(mask, train, bad), jnp.where(mask, sampler, -bad)
-  got = corrections.mean_log_ratio(train, sampler, mask)
+  got = sequence_log_ratio(train, sampler, mask)
   np.testing.assert_allclose(got, [0.0, 1.5, 0.0], atol=1e-6)
   got = corrections.sequence_mask(train, sampler, mask, low=0.9, high=4.4)
   assert got.tolist() == [True, False, True]
@@ -80,11 +86,10 @@ def test_ratios_do_not_overflow():
 
 
 def test_nothing_has_a_gradient():
-  train, sampler, mask = rows()
+  train, sampler, _ = rows()
   for weight in (
     lambda *x: corrections.truncated_weight(*x, cap=100.0),
     lambda *x: corrections.banded_weight(*x, low=0.0, high=100.0),
-    lambda *x: corrections.mean_log_ratio(*x, mask),
   ):
     total = lambda *x: jnp.sum(weight(*x))
     for gradient in jax.grad(total, argnums=(0, 1))(train, sampler):
@@ -110,16 +115,8 @@ def gradient_of_loss(z, q, tokens, weight, correction):
   def loss(z):
     logp = jax.nn.log_softmax(z)[tokens][:, None]
     ones = jnp.ones(logp.shape, bool)
-    return losses.ppo_clip(
-      logp,
-      old,
-      REWARD[tokens],
-      ones,
-      clip_low=0.2,
-      clip_high=0.28,
-      weight=weight,
-      correction=correction,
-    )[0].value
+    how = dict(weight=weight, correction=correction)
+    return ppo(logp, old, REWARD[tokens], ones, **how)[0].value
 
   return jax.grad(loss)(z)
 
@@ -163,10 +160,11 @@ def test_weights_of_tokens_are_biased_for_two_tokens_those_of_responses_not():
     return jnp.stack([a, b], axis=1)
 
   def gradient(correction, weight):
-    loss = lambda z: losses.ppo_clip(
-      logp(z), logp(old), reward, ones, clip_low=0.2, clip_high=0.28,
-      weight=weight, correction=correction,
-    )[0].value  # fmt: skip
+    loss = lambda z: (
+      ppo(
+        logp(z), logp(old), reward, ones, weight=weight, correction=correction
+      )[0].value
+    )
     old = z
     return 2.0 * ravel(jax.grad(loss)(z))  # a mean over two tokens
 
@@ -186,13 +184,6 @@ def test_a_dropped_token_still_counts_in_the_mean():
   """Losses -1 x 1 and -1 x 0 over two tokens."""
   logp = jnp.zeros((1, 2))
   weight = corrections.banded_weight(logp, jnp.array([[0.0, 3.0]]), **BAND)
-  loss, _ = losses.ppo_clip(
-    logp,
-    logp,
-    jnp.ones(1),
-    jnp.ones((1, 2), bool),
-    clip_low=0.2,
-    clip_high=0.28,
-    correction=weight,
-  )
+  counts = jnp.ones((1, 2), bool)
+  loss, _ = ppo(logp, logp, jnp.ones(1), counts, correction=weight)
   assert (float(loss.total), float(loss.count)) == (-1.0, 2.0)

@@ -14,18 +14,18 @@ from brorl_jax.rl import losses
 from brorl_jax.rl.losses import policy_loss
 
 CLIP = dict(clip_low=0.2, clip_high=0.28)
-gspo, cispo = (
+ppo, gspo, cispo = (
   functools.partial(policy_loss, losses.LOSSES[kind])
-  for kind in ("gspo", "cispo")
+  for kind in ("ppo", "gspo", "cispo")
 )
 
 
-def one_token(ratio: float, advantage: float):
+def one_token(ratio: float, advantage: float, **more: float):
   """Loss and its gradient in logp for a single valid token."""
   args = jnp.zeros((1, 1)), jnp.array([advantage]), jnp.ones((1, 1), bool)
 
   def loss(logp):
-    mean, stats = losses.ppo_clip(logp, *args, **CLIP)
+    mean, stats = ppo(logp, *args, **CLIP, **more)
     return mean.value, stats
 
   logp = jnp.log(jnp.full((1, 1), ratio))
@@ -62,6 +62,21 @@ def test_ppo_matches_hand_computation(ratio, advantage, value, gradient):
   assert float(stats.approx_kl.value) == pytest.approx(k3, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+  "ratio, advantage, value, gradient",
+  [
+    (2.9, -2.0, 5.8, 5.8),  # below the bound: as without
+    (3.1, -2.0, 6.0, 0.0),  # 3 x |A|, and it counts as clipped
+    (0.5, -2.0, 1.6, 0.0),  # by the lower clip
+    (3.1, 2.0, -2.56, 0.0),  # by the upper clip: right answers have no other
+  ],
+)
+def test_dual_clip_by_hand(ratio, advantage, value, gradient):
+  *got, stats = one_token(ratio, advantage, dual_clip=3.0)
+  np.testing.assert_allclose(got, [value, gradient], rtol=1e-6)
+  assert float(stats.clip_fraction.value) == (gradient == 0.0)
+
+
 def test_an_advantage_of_0_is_not_a_clipped_token():
   value, gradient, stats = one_token(1.5, 0.0)
   assert (value, gradient, float(stats.clip_fraction.value)) == (0.0, 0.0, 0.0)
@@ -77,7 +92,7 @@ def example(b=8, t=5):
   return logp, old, advantage, mask
 
 
-@pytest.mark.parametrize("loss", [losses.ppo_clip, gspo, cispo])
+@pytest.mark.parametrize("loss", [ppo, gspo, cispo])
 def test_only_logp_gets_a_gradient(loss):
   *args, mask = example()
   value = lambda *x: loss(*x, mask, **CLIP)[0].value
@@ -96,11 +111,11 @@ def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
   logp = jnp.array([[-1.0, bad]])
   mask = jnp.array([[True, False]])
   args = (jnp.array([[-1.0, -bad]]), jnp.array([1.0]), mask)
-  loss = lambda x: losses.ppo_clip(x, *args, **CLIP, weight=weight)[0].value
+  loss = lambda x: ppo(x, *args, **CLIP, weight=weight)[0].value
   value, grad = jax.value_and_grad(loss)(logp)
   np.testing.assert_allclose(value, -1.0)
   np.testing.assert_array_equal(grad, [[-1.0, 0.0]])
-  _, stats = losses.ppo_clip(logp, *args, **CLIP, weight=weight)
+  _, stats = ppo(logp, *args, **CLIP, weight=weight)
   assert float(stats.approx_kl.value) == 0.0
   old = jnp.array([[-3.0, -bad]])
   k2 = lambda x: losses.kl_k2(x, old, mask, clamp=10.0, weight=weight).value
@@ -118,12 +133,12 @@ def test_a_weight_of_c_is_c_equal_rows():
   weight = jnp.asarray(times, jnp.float32)
 
   def weighted(x):
-    loss, stats = losses.ppo_clip(x, *rest, weight=weight, **CLIP)
+    loss, stats = ppo(x, *rest, weight=weight, **CLIP)
     kl = losses.kl_k2(x, rest[0], rest[2], clamp=0.3, weight=weight)
     return loss, stats.clip_fraction, stats.approx_kl, kl
 
   def repeated(x):
-    loss, stats = losses.ppo_clip(repeat(x), *rows, **CLIP)
+    loss, stats = ppo(repeat(x), *rows, **CLIP)
     kl = losses.kl_k2(repeat(x), rows[0], rows[2], clamp=0.3)
     return loss, stats.clip_fraction, stats.approx_kl, kl
 
@@ -215,7 +230,7 @@ def test_k2_has_the_gradient_of_the_reverse_kl():
 
 def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
   args = jnp.zeros((1, 1)), jnp.array([-1.0]), jnp.ones((1, 1), bool)
-  for function in (losses.ppo_clip, gspo):
+  for function in (ppo, gspo):
     loss = lambda gap, function=function: (
       function(jnp.full((1, 1), gap), *args, **CLIP)[0].value
     )
@@ -228,8 +243,8 @@ def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
 def test_ppo_is_its_equation_and_a_correction_no_part_of_the_count():
   logp, old, advantage, mask = args = example()
   factor = 2.0 * jax.random.uniform(jax.random.key(7), logp.shape)
-  got, stats = losses.ppo_clip(*args, **CLIP, correction=factor)
-  plain, plain_stats = losses.ppo_clip(*args, **CLIP)
+  got, stats = ppo(*args, **CLIP, correction=factor)
+  plain, plain_stats = ppo(*args, **CLIP)
   total = count = held = alone = 0.0
   for b, t in np.argwhere(np.asarray(mask)):
     rho, a = np.exp(float(logp[b, t] - old[b, t])), float(advantage[b])
@@ -253,10 +268,7 @@ def test_corrections_multiply_the_gradient_and_have_none():
   kt, ks = jax.random.split(jax.random.key(7))
   token = jax.random.uniform(kt, logp.shape)
   row = jax.random.uniform(ks, advantage.shape)
-  for loss, factor, spread in (
-    (losses.ppo_clip, token, token),
-    (gspo, row, row[:, None]),
-  ):
+  for loss, factor, spread in ((ppo, token, token), (gspo, row, row[:, None])):
     total = lambda x, c: (
       loss(x, old, advantage, mask, **CLIP, correction=c)[0].total
     )
@@ -273,7 +285,7 @@ def test_a_correction_off_the_mask_may_be_anything(bad):
   mask = jnp.array([[True, False], [False, False]])
   args = (jnp.array([[-1.0, -bad], [bad, -bad]]), jnp.array([1.0, 2.0]), mask)
   token, row = jnp.array([[3.0, bad], [bad, bad]]), jnp.array([3.0, bad])
-  for loss, correction in ((losses.ppo_clip, token), (gspo, row)):
+  for loss, correction in ((ppo, token), (gspo, row)):
     run = lambda x: loss(x, *args, **CLIP, correction=correction)
     mean, stats = run(logp)
     assert (float(mean.value), float(mean.count)) == (-3.0, 1.0)
@@ -286,7 +298,7 @@ def test_a_correction_off_the_mask_makes_no_nan_on_the_way(bad=jnp.inf):
   """Nor one that a mask would take away again: 0 * inf in the gradient."""
   zero, mask = jnp.zeros((2, 2)), jnp.array([[True, False], [False, False]])
   token, row = jnp.where(mask, 1.0, bad), jnp.array([1.0, bad])
-  for loss, correction in ((losses.ppo_clip, token), (gspo, row)):
+  for loss, correction in ((ppo, token), (gspo, row)):
     total = lambda x: (
       loss(x, zero, jnp.ones(2), mask, **CLIP, correction=correction)[0].value
     )
@@ -323,7 +335,7 @@ def test_gspo_by_hand(ratio, advantage, value, slope):
   assert float(stats.clip_fraction.count) == 1.0
   grad = jax.grad(lambda x: run(x)[0].value)(logp)
   np.testing.assert_allclose(grad, [[slope / 2, slope / 2, 0.0]], rtol=1e-5)
-  # k3 is of tokens, as in ppo_clip.
+  # k3 is of tokens, as in ppo.
   x = np.log(ratio) + np.array([1.0, -1.0])
   assert float(stats.approx_kl.count) == 2.0
   assert float(stats.approx_kl.value) == pytest.approx(
@@ -371,7 +383,7 @@ def example_of_policy_loss():
 @pytest.mark.parametrize("name", losses.LOSSES)
 def test_the_table_says_what_from_user_would_find(name):
   loss = losses.LOSSES[name]
-  assert losses.from_user(loss.function, **CLIP) == loss
+  assert losses.from_user(loss.function, **CLIP, dual_clip=0.0) == loss
   assert hash(loss) == hash(dataclasses.replace(loss))
 
 
@@ -380,7 +392,7 @@ def test_the_unit_is_the_rank_of_what_a_loss_returns():
   assert found(squared) == loss(squared, "token", ())
   assert found(mean_logp) == loss(mean_logp, "sequence", ("clip_high",))
   any_option = lambda logp, *_, **options: logp * options["clip_low"]
-  assert found(any_option).options == losses.OPTIONS
+  assert found(any_option).options == losses.OPTIONS[:2]  # those of CLIP
 
 
 @pytest.mark.parametrize("function", [squared, mean_logp])

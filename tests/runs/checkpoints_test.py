@@ -541,9 +541,12 @@ def scored(run, scores, **how):
 
 @pytest.mark.ci
 def test_the_best_step_survives_more_saves_and_a_restart(run):
-  run.keep = 2
+  run.keep, like = 2, state_of(0).params
+  assert run.open().best(like) is None
   scored(run, {0: 0.1, 1: 0.5, 2: None, 3: 0.5})
   assert run.steps() == [1, 2, 3]
+  step, score, params = run.open().best(like)
+  assert (step, score) == (1, 0.5) and bits(params) == bits(state_of(1).params)
   scored(run, {4: 0.4, 5: None, 6: 0.5, 7: 0.5})
   assert run.steps() == [1, 6, 7]
   scored(run, {8: 0.6, 9: None, 10: 0.2})

@@ -1,7 +1,5 @@
 """Tests of brorl_jax/stages/advantages.py: rewards to advantages."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import scored
@@ -65,8 +63,8 @@ def test_the_rule_sees_rollouts_that_count(keep, masked):
 @pytest.mark.parametrize("keep", ["differ", "solved"])
 def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
   how = dict(
-    keep=keep, length_weight=1.0, overlong_weight=1.0, overlong_buffer=4,
-    truncated_factor=0.5,
+    keep=keep, length="replace", length_range=(-1.0, 1.0), repeat_ngram=1,
+    repeat_penalty=0.01, truncated_factor=0.5,
   )  # fmt: skip
   raw, length = [[0.0] * 4, [1.0] * 4], [[1, 2, 3, 4]] * 2
   cut = [[False, False, False, True]] * 2
@@ -78,35 +76,38 @@ def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
 
 # The cosine of 2 of 4 tokens is halfway, that of 4 is the minimum.
 RIGHT, LENGTHS = [[1.0, 0.0, 1.0, 0.5]], [[2, 2, 4, 4]]
+COSINE = {"length": "cosine", "length_range": (-1.0, 0.0)}
+OVERLONG = {"length": "overlong", "length_range": (-0.5, 0.0)}
+REPLACE = {"length": "replace", "length_range": (-1.0, 1.5)}
+REPEATS = {"repeat_penalty": 0.25, "repeat_ngram": 1}
 
 
 @pytest.mark.parametrize(
   "changes, active, added",
   [
     ({}, True, [0.0, 0.0, 0.0, 0.0]),
-    ({"length_weight": 2.0}, True, [-0.5, 0.0, -1.0, 0.0]),
-    ({"length_weight": 2.0}, False, [0.0, 0.0, 0.0, 0.0]),
-    (
-      {"length_weight": 1.0, "length_min": 0.0, "length_max": 1.0},
-      True,
-      [0.5, 0.0, 0.0, 0.0],
-    ),
-    ({"overlong_weight": 0.5}, False, [0.0, 0.0, -0.5, -0.5]),
-    (
-      {"overlong_weight": 0.5, "overlong_buffer": 4},
-      True,
-      [-0.25, -0.25, -0.5, -0.5],
-    ),
-    (
-      {"length_weight": 2.0, "overlong_weight": 0.5},
-      True,
-      [-0.5, 0.0, -1.5, -0.5],
-    ),
+    (COSINE, True, [-0.5, 0.0, -1.0, 0.0]),
+    (COSINE, False, [0.0, 0.0, 0.0, 0.0]),
+    (COSINE | {"length_range": (0.0, 1.0)}, True, [0.5, 0.0, 0.0, 0.0]),
+    (COSINE | {"length_tasks": ("some", "b")}, True, [-0.5, 0.0, -1.0, 0.0]),
+    (COSINE | {"length_tasks": ("b",)}, True, [0.0, 0.0, 0.0, 0.0]),
+    (OVERLONG, False, [0.0, 0.0, -0.5, -0.5]),
+    (OVERLONG | {"length_buffer": 4}, True, [-0.25, -0.25, -0.5, -0.5]),
+    # Right: halfway from 1.5 to .5, and .5. Wrong, as a half is: halfway from
+    # -1 to 0, and 0.
+    (REPLACE, True, [0.0, -0.5, -0.5, -0.5]),
+    (REPLACE, False, [0.0, 0.0, 0.0, 0.0]),
+    (REPEATS, True, [0.0, 0.0, -0.5, -0.5]),
+    (REPEATS, False, [0.0, 0.0, 0.0, 0.0]),
+    (REPEATS | REPLACE, True, [0.0, -0.5, -1.0, -1.0]),
+    (REPEATS | {"repeat_ngram": 4}, True, [0.0, 0.0, 0.0, 0.0]),
   ],
   ids=str,
 )
 def test_rewards_of_length_by_hand(changes, active, added):
   some = groups(RIGHT, length=LENGTHS)
+  # Tokens that all differ, but for those of the two long ones: a b b b.
+  some.rollouts.tokens[0, 2:, 2:] = some.rollouts.tokens[0, 2:, 1:2]
   reward, got = shaped(short(**changes), some, active=active)
   np.testing.assert_allclose(got, [added], atol=1e-6)
   np.testing.assert_allclose(reward, np.add(RIGHT, [added]), atol=1e-6)
@@ -120,9 +121,11 @@ def test_a_response_that_was_cut_keeps_a_share_of_its_reward():
   assert reward.tolist() == [[0.25, 1.0, 0.125, 0.0]]
   assert added.tolist() == [[0.0] * 4]
   # Not of what is added for its length; its raw reward says that it is right.
-  c = short(truncated_factor=0.0, length_weight=2.0)
-  reward, _ = shaped(c, some, active=True)
+  reward, _ = shaped(short(truncated_factor=0.0, **COSINE), some, active=True)
   np.testing.assert_allclose(reward, [[-0.5, 0.5, 0.0, 0.0]], atol=1e-6)
+  # But of what replaces it, a quarter of 1, -.5, 0 and 0.
+  reward, _ = shaped(short(truncated_factor=0.25, **REPLACE), some, active=True)
+  np.testing.assert_allclose(reward, [[0.25, 1.0, 0.0, 0.0]], atol=1e-6)
 
 
 def stage(some, progress=RunState(), **changes):  # noqa: B008
@@ -152,6 +155,23 @@ def test_what_was_cut_may_count_nowhere(advantage, want):
   assert all_in.advantage[0, 3] < 0.0
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_right_rollouts_that_count_are_boosted(masked):
+  """Not the cut, the invalid, the half right, nor the two that are empty."""
+  reward, cut = [[1, 0, 1, 1], [0.5, 2, 1, 1]], [[0, 0, 0, 1], [0, 0, 0, 0]]
+  some = groups(reward, truncated=np.array(cut, bool))
+  some.rollouts.mask[1, 2:] = some.scores.valid[1, 2:] = False
+  some.scores.valid[0, 2] = False
+  how = dict(advantage="centered", mask_truncated=masked)
+  plain, got = stage(some, **how), stage(some, **how, boost=0.25)
+  want = [[1, 0, 0, not masked], [0, 1, 0, 0]]
+  np.testing.assert_allclose(
+    got.advantage - plain.advantage, 0.25 * np.array(want), atol=1e-6
+  )
+  assert got.advantage.dtype == np.float32
+  assert got.metrics == plain.metrics  # the theorem is of the advantage alone
+
+
 def test_a_group_that_shaping_made_equal_gets_exactly_0():
   """Not the shift that longer wrong answers give to all others."""
   length, cut = [[4, 4], [1, 3]], [[True, False], [False, False]]
@@ -169,7 +189,7 @@ def test_the_schedule_of_the_length_reward_has_its_own_count():
     assert got.progress == progress
     assert got.metrics["reward/length_active"] == 0.0
   for _ in range(5):
-    got = stage(some, progress, length_weight=2.0, length_steps=(1, 2))
+    got = stage(some, progress, **COSINE, length_steps=(1, 2))
     progress = got.progress
     seen.append(got.metrics["reward/length_active"])
     mean = (-0.5 - 1.0) / 4 if seen[-1] else 0.0
@@ -180,10 +200,12 @@ def test_the_schedule_of_the_length_reward_has_its_own_count():
 
 
 @pytest.mark.parametrize("done, off, active", [(3, 0, 1.0), (3, 1, 0.0)])
-def test_without_off_the_length_reward_stays_on(done, off, active):
-  some, how = groups(RIGHT, length=LENGTHS), {"length_weight": 2.0}
+@pytest.mark.parametrize("how", [COSINE, REPLACE, REPEATS, OVERLONG, {}])
+def test_without_off_the_length_reward_stays_on(done, off, active, how):
+  some, follows = groups(RIGHT, length=LENGTHS), how not in (OVERLONG, {})
   got = stage(some, RunState(shaped=done), **how, length_steps=(3, off))
-  assert got.metrics["reward/length_active"] == active
+  assert got.metrics["reward/length_active"] == (active if follows else 0.0)
+  assert got.progress.shaped == done + follows
 
 
 MINE = """
@@ -210,16 +232,9 @@ def ragged():
   some = groups(
     [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]], length=[[1] * 4] * 3
   )
-  mask = some.rollouts.mask.copy()
-  mask[1, 2:] = False
-  valid = some.scores.valid.copy()
-  valid[1, 2:] = False
-  responses = some.scores.responses.copy()
-  responses[1, 2:] = None
-  return some._replace(
-    rollouts=dataclasses.replace(some.rollouts, mask=mask),
-    scores=some.scores._replace(valid=valid, responses=responses),
-  )
+  some.rollouts.mask[1, 2:] = some.scores.valid[1, 2:] = False
+  some.scores.responses[1, 2:] = None
+  return some
 
 
 def test_a_prompt_with_a_number_of_its_own_by_hand():

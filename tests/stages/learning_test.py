@@ -192,6 +192,27 @@ def learned_a_little(*, keep_reference=True, **changes):
   return phase, dataclasses.replace(state, params=params, opt=opt)
 
 
+def reset(phase, *what, best=lambda params: pytest.fail("it is not asked")):
+  return learning.reset_reference(phase, best, *what)
+
+
+# The first of equals; this step, not saved yet; nothing saved has a score.
+@pytest.mark.parametrize(
+  "score, saved, back",
+  [(0.5, 0.6, 1), (0.6, 0.6, 1), (0.7, 0.6, 0), (0.5, None, 0)],
+)
+def test_a_reset_may_go_back_to_the_best_step(score, saved, back):
+  phase, state = learned_a_little(reset_every=1, reset_to="best")
+  old, was = {"w": 7.0 + jnp.arange(3.0)}, RunState(score=score, peak=0.9)
+  found = lambda params: saved and (4, saved, old)
+  after, progress, why = reset(phase, state, was, best=found)
+  assert why == "1 steps" + "; back to step 4, of score 0.6" * back
+  chex.assert_trees_all_equal(after.params, old if back else state.params)
+  chex.assert_trees_all_equal(after.reference, after.params)
+  chex.assert_trees_all_equal(after.opt, state.opt)  # of ProRL v2: kept
+  assert progress == RunState(score=score, peak=0.9, resets=1)
+
+
 @pytest.mark.parametrize(
   "rule, progress, why",
   [
@@ -204,7 +225,7 @@ def test_when_the_policy_becomes_the_reference(rule, progress, why):
   phase, state = learned_a_little(**{"reset_every": 0} | rule)
   assert (state.reference["w"] != state.params["w"]).all()
   progress = dataclasses.replace(progress, tokens=5)
-  after, progress_after, said = learning.reset_reference(phase, state, progress)
+  after, progress_after, said = reset(phase, state, progress)
   assert said == (why and f"{why} evaluations")
   chex.assert_trees_all_equal(after.params, state.params)
   chex.assert_trees_all_equal(after.opt, state.opt)
@@ -225,7 +246,7 @@ def test_an_optimizer_may_start_anew_with_the_reference():
   assert updates_done(state.opt) == 3
   moments = [x for x in jax.tree.leaves(state.opt) if x.ndim]
   assert all((x != 0.0).all() for x in moments) and moments
-  after, _, why = learning.reset_reference(phase, state, RunState())
+  after, _, why = reset(phase, state, RunState())
   assert why == "1 steps" and updates_done(after.opt) == 0
   chex.assert_trees_all_equal(after.opt, phase.tx.init(after.params))
   np.testing.assert_array_equal(after.reference["w"], state.params["w"])
@@ -236,7 +257,7 @@ def test_without_a_reference_nothing_is_reset():
     keep_reference=False, reset_every=1, reset_optimizer=True
   )
   progress = RunState(since_reset=3, stalled=3)
-  got = learning.reset_reference(phase, state, progress)
+  got = reset(phase, state, progress)
   assert got == (state, progress, None) and got[0] is state
 
 
@@ -259,7 +280,7 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
     assert int(state.step) == step
     # Two updates of a warm-up of five, each time.
     assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
-    state, _, why = learning.reset_reference(phase, state, RunState())
+    state, _, why = reset(phase, state, RunState())
     assert why == "1 steps"
     chex.assert_trees_all_equal(state.reference, state.params)
     assert kinds(state.reference) == kinds(state.opt) == {sharding.HOST}
