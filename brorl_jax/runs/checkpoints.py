@@ -202,11 +202,12 @@ class Store:
     """
     self.wait()
     scores = processes.first(self._scores() if processes.leads() else {})
-    if (step := _first_best(scores)) is None:
+    step = _first_best(scores)
+    if step is None or (score := scores[step]) is None:
       return None
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     _, params = read_params(self._directory, step, like, self._run)
-    return step, scores[step], params
+    return step, score, params
 
   def _scores(self) -> dict[int, float | None]:
     saved = steps(self._directory)
