@@ -75,12 +75,6 @@ def by_tier():
     yield tiers.at_night(command) if slow else command
 
 
-def test_documents_name_the_two_arms_and_the_simulator():
-  text = "\n".join(commands())
-  for config in ("n512", "n16", "simulate"):
-    assert f"--config=configs/{config}.py" in text
-
-
 @pytest.fixture
 def run(monkeypatch, capsys):
   make = lambda **_: meshes.over([jax.devices()[:1]], meshes.ONE)

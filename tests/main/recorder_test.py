@@ -326,12 +326,6 @@ def test_a_warning_or_a_full_disk_ends_nothing(wired, tmp_path, monkeypatch):
   recorder.close()
 
 
-def test_a_refused_start_leaves_the_files(wired, tmp_path):
-  with pytest.raises(UserError), made(wired, tmp_path):
-    raise UserError("damaged")
-  assert not [*tmp_path.iterdir()]
-
-
 def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
   found = {"left_out": ["a.jsonl, line 3: no prompt", "a.jsonl, line 9: x"]}
   recorder = made(wired, tmp_path, entries=found)
