@@ -7,10 +7,13 @@ from huggingface_hub import constants
 
 
 def made(
-  folder: pathlib.Path, monkeypatch, **revisions: pathlib.Path
+  folder: pathlib.Path,
+  monkeypatch,
+  name: str = "models--maker--model",
+  **revisions: pathlib.Path,
 ) -> list[pathlib.Path]:
   """The snapshots of maker/model, one for each revision: copies."""
-  cache = folder / "cache" / "models--maker--model"
+  cache = folder / "cache" / name
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
   monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
   (cache / "refs").mkdir(parents=True)

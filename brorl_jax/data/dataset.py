@@ -282,7 +282,7 @@ def sides(
       raise DataError(
         "data.drop_overlap: every prompt of data.files is held out; name others"
       )
-  both = "remove one, or set --config.data.drop_overlap"
+  both = "remove one, or set --config.data.drop_overlap=True"
   refuse_overlap(train, held, remedy=both)
   return train, held
 
