@@ -273,7 +273,10 @@ class PublicSet(NamedTuple):
 
 SETS = {
   "deepscaler": PublicSet(
-    "hub:agentica-org/DeepScaleR-Preview-Dataset", deepscaler, 40_315, "MIT"
+    "hub:agentica-org/DeepScaleR-Preview-Dataset:deepscaler",
+    deepscaler,
+    40_315,
+    "MIT",
   ),
   "eurus2": PublicSet(
     "hub:PRIME-RL/Eurus-2-RL-Data:train", eurus2, 480_537, "MIT"
