@@ -68,7 +68,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
-from brorl_jax.config import Config, Warmup
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 
@@ -87,13 +87,12 @@ _WORKDIR = flags.DEFINE_multi_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  "train evaluate plan prepare warmup simulate export report sample".split(),
+  "train evaluate plan prepare simulate export report sample".split(),
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
   "prints how much memory a run needs; no --workdir. prepare: writes public "
-  "sets, --set, as files to train on; no --config. warmup: supervised "
-  "training on pairs of prompt and response, --config=sft. simulate: the "
-  "paper's token simulator for several N. export: writes the policy of a run, "
+  "sets, --set, as files to train on; no --config. simulate: the paper's "
+  "token simulator for several N. export: writes the policy of a run, "
   "--config.policy.checkpoint=RUN, as a Hugging Face directory. report: "
   "compares runs and evaluations, one --workdir each; no --config. sample: a "
   "policy answers --prompt, --prompts or standard input; --workdir is a run, "
@@ -273,15 +272,10 @@ def prepare() -> None:
     Output.required = 1
 
 
-def checked_config() -> Config | Warmup | None:
+def checked_config() -> Config | None:
   """The config of the mode; raises UserError before jax is loaded."""
   if _MODE.value in ("train", "plan"):
     return settings.training(_CONFIG.value)
-  if _MODE.value == "warmup":
-    c = settings.typed(_CONFIG.value, Warmup)
-    if not c.data.files:
-      raise UserError("config.data.files is empty; name files of pairs")
-    return c
   if _MODE.value in ("evaluate", "export"):
     return settings.typed(_CONFIG.value)
   return None
@@ -292,17 +286,12 @@ def many() -> bool:
   return _DISTRIBUTED.value or _COORDINATOR.value is not None
 
 
-def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
+def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
   """Runs the mode in its folders, with its config if it has one."""
   # Imported here: jax and transformers take seconds to load.
   workdir, mode = workdirs[0], _MODE.value
   process.keep_programs(_PROGRAMS.value)
-  if isinstance(c, Warmup):
-    from brorl_jax.main import train
-    from brorl_jax.plan import resolve
-
-    train.warmup(resolve.warmup(c, resolve.here(c.devices)), workdir)
-  elif c and mode == "train":
+  if c and mode == "train":
     from brorl_jax.main import train
     from brorl_jax.plan import resolve
 
