@@ -87,10 +87,11 @@ _WORKDIR = flags.DEFINE_multi_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  "train evaluate plan simulate export report sample".split(),
+  "train evaluate plan prepare simulate export report sample".split(),
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
-  "prints how much memory a run needs; no --workdir. simulate: the paper's "
+  "prints how much memory a run needs; no --workdir. prepare: writes public "
+  "sets, --set, as files to train on; no --config. simulate: the paper's "
   "token simulator for several N. export: writes the policy of a run, "
   "--config.policy.checkpoint=RUN, as a Hugging Face directory. report: "
   "compares runs and evaluations, one --workdir each; no --config. sample: a "
@@ -156,6 +157,12 @@ _FAST = flags.DEFINE_bool(
   "With --topology: decodes with two and three layers instead of all, leaves "
   "out evaluations and lets the compiler make less effort.",
 )
+_SET = flags.DEFINE_list(
+  "set",
+  [],
+  "--mode=prepare: sets of configs/public.py: deepscaler, eurus2, scp116k, "
+  "llama_nemotron_if; from the Hugging Face hub, or NAME=FILE_OR_FOLDER.",
+)
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", [], "--mode=sample: a prompt; may be given several times."
 )
@@ -182,6 +189,7 @@ _OF_MODE = {
     *(_DISTRIBUTED, _COORDINATOR, _COUNT, _INDEX),
   ),
   "plan": (_TOPOLOGY, _FAST),
+  "prepare": (_SET,),
   "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
 }
 
@@ -233,13 +241,13 @@ def check_flags() -> None:
       "--coordinator, --processes and --process_id are given together; or "
       "--distributed alone, where the cluster knows them"
     )
-  of_run = mode in ("report", "sample")
-  if of_run and _CONFIG.value is not None:
-    raise UserError(
-      f"--config: --mode={mode} reads the config of the run; leave it out"
-    )
-  if not of_run and _CONFIG.value is None:
+  alone = mode in ("prepare", "report", "sample")
+  if alone and _CONFIG.value is not None:
+    raise UserError(f"--config is not for --mode={mode}; leave it out")
+  if not alone and _CONFIG.value is None:
     raise UserError("--config is missing; see --help")
+  if mode == "prepare" and not _SET.value:
+    raise UserError("--set is missing; see --help")
   if mode not in ("plan", "sample") and not all(given or [""]):
     raise UserError("--workdir is missing; see --help")
   if mode != "report" and len(given) > 1:
@@ -317,6 +325,10 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
 
     how = {flag.name: flag.value for flag in _OF_MODE[mode]}
     sample.run(str(workdir) if _WORKDIR.value else "", **how)
+  elif mode == "prepare":
+    from brorl_jax.main import prepare as sets
+
+    sets.run(_SET.value, workdir)
   elif mode == "report":
     from brorl_jax.main import report
 
