@@ -157,6 +157,9 @@ _FAST = flags.DEFINE_bool(
   "With --topology: decodes with two and three layers instead of all, leaves "
   "out evaluations and lets the compiler make less effort.",
 )
+_PAPER = flags.DEFINE_bool(
+  "paper", False, "--mode=report: the paper's tables, beside published numbers."
+)
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", [], "--mode=sample: a prompt; may be given several times."
 )
@@ -183,6 +186,7 @@ _OF_MODE = {
     *(_DISTRIBUTED, _COORDINATOR, _COUNT, _INDEX),
   ),
   "plan": (_TOPOLOGY, _FAST),
+  "report": (_PAPER,),
   "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
 }
 
@@ -331,7 +335,7 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
   elif mode == "report":
     from brorl_jax.main import report
 
-    report.run(workdirs)
+    report.run(workdirs, tables=_PAPER.value)
   else:
     from brorl_jax.main import simulate
 
