@@ -18,7 +18,6 @@ from brorl_jax.errors import UserError
 from brorl_jax.report import compare, stats
 from brorl_jax.report.load_runs import Json, LoadedRun
 
-_GYM = 96  # tasks of reasoning-gym in the paper's evaluation
 Scores = Mapping[str, tuple[np.ndarray, ...]]  # task -> the same prompts twice
 
 
@@ -100,12 +99,12 @@ def _row(arm: Arm, families: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         scores = 100 * one["mean_score"], 100 * one["pass_at_k"]["1"]
         out["tasks"][name] = {"score": scores[0], "strict": scores[1]}
         out["tasks"][name] |= {"tokens": one["tokens_mean"]}
-  gym = [x[4:] for x in out["tasks"] if x.startswith("gym/")]
+  gym = [x[4:] for x in out["tasks"] if x.startswith("gym/")]  # of 96
   for family, of in {**families, "gym": gym}.items():
     some = [x for t in of if (x := out["tasks"].get(f"{family}/{t}"))]
     if some:
       mean = {k: float(np.mean([x[k] for x in some])) for k in some[0]}
-      mean |= {"tasks": len(some), "of": _GYM if of is gym else len(of)}
+      mean |= {"tasks": len(some), "of": 96 if of is gym else len(of)}
       out["means"][family] = mean
   return out
 
@@ -135,10 +134,10 @@ def _pair(first: Arm, other: Arm) -> dict[str, Any]:
   moved = [_moves(_scores(x.ends, x.starts)) for x in (first, other)]
   tasks, classes = {}, {}
   for task, (a, b) in both.items():
+    tasks[task] = {"prompts": len(a), "difference": 100 * float((a - b).mean())}
+    tasks[task] |= {"better": int((a > b).sum()), "worse": int((a < b).sum())}
     half = 100 * stats.mean_interval(a - b)[1] if len(a) > 1 else None
-    counts = {"better": int((a > b).sum()), "worse": int((a < b).sum())}
-    tasks[task] = {"prompts": len(a), "half": half, **counts}
-    tasks[task] |= {"difference": 100 * float(np.mean(a - b))}
+    tasks[task] |= {"half": half}
     if task in moved[0] and task in moved[1]:
       rose = sum(by_task[task] > 0 for by_task in moved)
       kind = ("neither rose", "one rose", "both rose")[rose]

@@ -20,7 +20,7 @@ import yaml
 from launchers import LAUNCH, SECONDS, ended, lines, program, ran, start
 
 ROOT = LAUNCH.parent
-SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
+SCRIPTS = [*sorted(LAUNCH.rglob("*.sh")), LAUNCH / "slurm.sbatch"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
