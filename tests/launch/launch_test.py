@@ -69,6 +69,12 @@ def test_slurm(tmp_path, status):
   assert requeued == ([["scontrol", ["requeue", "41"]]] if status == 75 else [])
 
 
+@pytest.mark.parametrize("name, value", [("HOURS", "2h"), ("DATA", "no")])
+def test_compare_refuses_before_it_installs(name, value):
+  status, _, said = ended(start("paper/compare.sh", **{name: value}))
+  assert status == 1 and said.count(f"{name}=") == 2  # and the remedy
+
+
 def test_directives_of_slurm():
   text = (LAUNCH / "slurm.sbatch").read_text()
   # Slurm reads no directive behind the first command.

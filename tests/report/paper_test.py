@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import runs_for_tests as made
 import scipy.stats
-from messages import mentions
 
 from brorl_jax.errors import UserError
 from brorl_jax.main import report
@@ -17,184 +16,109 @@ TASKS = [("math", "aime24"), ("code", "apps"), ("gym", "gcd"), ("gym", "maze")]
 PROMPTS = {f"{t}/{i}": (d, t) for d, t in TASKS for i in range(4)}
 NONE, HALF, BOTH = [0, 0], [1, 0], [1, 1]
 START = [NONE, HALF] * 2 + [HALF, BOTH] * 2 + [HALF] * 4 + [BOTH] * 4
-N16 = [HALF, HALF] * 2 + [NONE] * 4 + [HALF] * 3 + [BOTH] + [BOTH] * 4
+N16 = [HALF] * 4 + [NONE] * 4 + [HALF] * 3 + [BOTH] + [BOTH] * 4
 N512 = [BOTH] * 4 + [BOTH, HALF] * 2 + [BOTH] * 4 + [HALF] * 4
 
 
-def trained(path, *, machines=({"cpu": 2},), **config):
-  run = made.run(path, **config)
-  about = json.loads((run / "config.json").read_text())
-  starts = [about | {"machine": {"devices": kinds}} for kinds in machines]
-  about = {
-    **starts[0],
-    "earlier": starts[1:],
-    "began_with": str(path.parents[1] / "v2"),
-  }
-  (run / "config.json").write_text(json.dumps(about))
-  return run
+def trained(path, *kinds, **config):
+  starts = [{"machine": {"devices": x}} for x in kinds]
+  began = {"began_with": str(path.parents[1] / "v2"), "earlier": starts[1:]}
+  return made.told(made.run(path, **config), **starts[0], **began)
 
 
 def measured(path, passes, run=None, step=3, prompts=PROMPTS, **config):
-  """An evaluation whose scores of programs are 1/4 above their passes."""
+  """An evaluation that gives 1/4 to programs that do not pass."""
   made.evaluation(path, passes=passes, prompts=prompts, **config)
   records = made.records(0, passes, prompts)
   for one in records:
     one["score"] += 0.25 * (one["domain"] == "code" and not one["pass"])
   made.dump(path / "eval" / "records.jsonl", records)
-  about = json.loads((path / "config.json").read_text())
-  about["config"]["policy"] = {"checkpoint": "nvidia/Nemo@v2"}
-  about["evaluated"] = {
-    "source": str(path.parents[1] / "v2"),
-    "run": None,
-    "step": None,
-  }
-  about["evaluated"] |= {"run": str(run), "step": step} if run else {}
-  (path / "config.json").write_text(json.dumps(about))
-  return path
+  policy = {"source": str(path.parents[1] / "v2"), "run": run and str(run)}
+  return made.told(path, evaluated={**policy, "step": step if run else None})
+
+
+def shown(folders):
+  report.run(folders, tables=True)
+  return json.loads((folders[0] / "report" / "report.json").read_text())
 
 
 @pytest.fixture
 def folders(tmp_path):
-  a = trained(tmp_path / "runs" / "n16")
-  kinds = {"NVIDIA H100 80GB HBM3": 64}
-  b = trained(
-    tmp_path / "runs" / "n512", n=512, samples=1024, machines=(kinds,)
-  )
+  a = trained(tmp_path / "runs" / "n16", {"cpu": 2})
+  b = trained(tmp_path / "runs" / "n512", {"H100": 64}, n=512, samples=1024)
   e = tmp_path / "evals"
-  return [
-    *(a, b, measured(e / "n16", N16, a), measured(e / "n512", N512, b)),
-    measured(e / "v2", START),
-  ]
+  ends = measured(e / "n16", N16, a), measured(e / "n512", N512, b)
+  return [a, b, *ends, measured(e / "v2", START)]
 
 
-@pytest.fixture
-def made_of(folders, capsys):
-  report.run(folders, tables=True)
-  data = json.loads((folders[0] / "report" / "report.json").read_text())
-  page = (folders[0] / "report" / "index.html").read_text()
-  return data, capsys.readouterr().out, page
-
-
-def test_an_arm_has_the_cost_of_its_run_and_the_scores_of_its_evaluation(
-  made_of,
-):
-  a, b, start, *_ = made_of[0]["rows"]
-  assert [x["name"] for x in (a, b)] == [
-    "runs/n16, step 3",
-    "runs/n512, step 3",
-  ]
-  assert start["name"] == "nvidia/Nemo@v2" and "hours" not in start
+def test_tables_by_hand(folders, capsys):
+  data, said = shown(folders), capsys.readouterr().out
+  a, b, start, *_ = data["rows"]
   assert (a["n"], b["n"], b["prompts_per_step"]) == (4, 512, 2)
   assert (a["steps"], a["samples"], a["hours"]) == (3, 48, pytest.approx(4.2))
-  assert a["devices"] == {"cpu": 2} and a["device_hours"] == pytest.approx(8.4)
-  assert b["device_hours"] == pytest.approx(64 * 4.2)
-  # Steps 2 and 3, as by hand in compare_test.
-  assert a["pass_rate"] == pytest.approx(0.375)
+  hours = [a["device_hours"], b["device_hours"]]
+  assert hours == pytest.approx([8.4, 64 * 4.2]) and "hours" not in start
+  assert a["pass_rate"] == 0.375  # of steps 2 and 3, as in compare_test
   assert a["samples_per_s"] == pytest.approx(32 / 1800)
   apps = {"score": 25.0, "strict": 0.0, "tokens": 5.5}
   assert a["tasks"]["code/apps"] == apps
   assert a["means"]["code"] == apps | {"tasks": 1, "of": 4}
-  # Of gcd 5/8 and of maze all.
-  gym = {"score": 81.25, "strict": 81.25, "tokens": 5.5, "tasks": 2, "of": 96}
-  assert a["means"]["gym"] == gym
-
-
-def test_pairs_are_of_the_same_prompts(made_of):
-  pair, other = made_of[0]["pairs"]
-  assert (pair["first"], pair["other"]) == (
-    "runs/n16, step 3",
-    "runs/n512, step 3",
-  )
-  assert other["other"] == "nvidia/Nemo@v2" and other["classes"] == {}
-  # Programs of n512 score 1, 5/8, 1, 5/8, less 1/4 each.
+  assert a["means"]["gym"]["score"] == 81.25  # gcd has 5/8, maze 1
+  pair, other = data["pairs"]
+  names = [pair["first"], pair["other"], other["other"]]
+  assert names == ["runs/n16, step 3", "runs/n512, step 3", start["name"]]
+  # Programs of n512 score 1, 5/8, 1, 5/8, those of n16 1/4.
   d = np.array([3, 1.5, 3, 1.5]) / 4
-  half = 1.959964 * d.std(ddof=1) / 2
-  assert pair["tasks"]["code/apps"] == {
-    "prompts": 4, "difference": pytest.approx(56.25),
-    "half": pytest.approx(100 * half), "better": 4, "worse": 0,
-  }  # fmt: skip
-  assert pair["tasks"]["gym/maze"]["worse"] == 4
+  half = pytest.approx(100 * 1.959964 * d.std(ddof=1) / 2)
+  counts = {"prompts": 4, "better": 4, "worse": 0}
+  apps = {**counts, "difference": pytest.approx(56.25), "half": half}
+  assert pair["tasks"]["code/apps"] == apps
   every = [0.5] * 4 + [*d] + [0.5] * 3 + [0.0] + [-0.5] * 4
-  theirs = scipy.stats.ttest_1samp(every, 0)
-  assert pair["test"]["plain"]["t"] == pytest.approx(theirs.statistic)
+  theirs = scipy.stats.ttest_1samp(every, 0).statistic
+  assert pair["test"]["plain"]["t"] == pytest.approx(theirs)
   assert pair["test"]["by_task"]["clusters"] == 4
-  # From the start: aime24 .25 up or by chance, apps down, and so on.
-  assert pair["classes"] == {
-    "one rose": ["math/aime24", "gym/gcd"],
-    "1 fell": ["code/apps"], "neither rose": ["gym/maze"],
-  }  # fmt: skip
-
-
-def test_tables_are_on_the_terminal_and_on_the_page(made_of, folders):
-  _, said, page = made_of
-  for shown in (
-    "50.00 (1 of 6)",
-    "64 NVIDIA H100",
-    "0.00 (1 of 4)",
-    "published:",
-  ):
-    assert shown in said and shown in page
-  row = next(x for x in said.splitlines() if "published: BroRL, +191" in x)
+  rose, fell = ["math/aime24", "gym/gcd"], ["code/apps"]
+  classes = {"one rose": rose, "1 fell": fell, "neither rose": ["gym/maze"]}
+  assert pair["classes"] == classes and other["classes"] == {}
+  page = (folders[0] / "report" / "index.html").read_text()
+  for cell in ("81.25 (2 of 96)", "64 H100", "0.00 (1 of 4)"):
+    assert cell in said and cell in page
+  (row,) = [x for x in said.split("Dynamic")[0].splitlines() if "+191" in x]
   cells = "512 128 191 20,039,000 173.8 64 H100 11,123 63.03 54.20 - 63.09 - -"
   assert row.split()[3:] == cells.split()
   strict = said.split("Code by task, strict")[1].split("\n\n")[0]
   assert "46.40" in strict and "BroRL" not in strict
-  assert mentions(said, "runs/n512, step 3 against runs/n16, step 3 ... 16")
-  assert said.splitlines()[-1] == f"  {folders[0] / 'report' / 'index.html'}"
 
 
-def test_published_means_are_those_of_their_tasks():
-  data = json.loads(
-    pathlib.Path(paper.__file__).with_name("published.json").read_text()
+@pytest.mark.parametrize("family, size", [("math", 6), ("code", 4)])
+def test_published_means_are_those_of_their_tasks(family, size):
+  text = pathlib.Path(paper.__file__).with_name("published.json").read_text()
+  for row in json.loads(text)["rows"]:
+    assert row.get("device_hours", 0) >= round(64 * row.get("hours", 0))
+    for kind, mean in row["means"].get(family, {}).items():
+      tasks = [x for name, x in row["tasks"].items() if family in name]
+      each = [x[kind] for x in tasks if kind in x][:size]
+      assert len(each) < size or mean == pytest.approx(np.mean(each), abs=0.011)
+
+
+@pytest.mark.parametrize("top_p, why", [(1.0, "0.95 and"), (0.95, "aime24")])
+def test_other_settings_and_a_policy_twice_are_refused(folders, top_p, why):
+  more = folders[3].with_name("b")
+  measured(more, N512, folders[1], eval_top_p=top_p)
+  with pytest.raises(UserError, match=f"b .* {why}.*; leave one"):
+    shown([*folders, more])
+
+
+def test_a_second_suite_other_devices_an_earlier_step_and_a_seed(folders):
+  (run, *_), place = folders, folders[3].with_name
+  amc, maze = {"amc/0": ("math", "amc")}, {"maze/heldout/0": ("gym", "maze")}
+  ends = [measured(place("a"), [BOTH], run, prompts=amc)]
+  ends += [measured(place("b"), [BOTH], run, prompts=maze)]
+  c = trained(run.with_name("c"), {"cpu": 2}, {"cpu": 1})
+  data = shown(
+    [run, *ends, c, measured(place("c"), [BOTH], c, 1, maze, seed=1)]
   )
-  checked = 0
-  for row in data["rows"]:
-    assert row["name"] and row["source"]
-    for family, of in data["families"].items():
-      for kind, mean in row["means"].get(family, {}).items():
-        each = [row["tasks"].get(f"{family}/{t}", {}).get(kind) for t in of]
-        if None not in each:
-          assert mean == pytest.approx(np.mean(each), abs=0.011), row["name"]
-          checked += 1
-    if row.get("devices") and "hours" in row:
-      assert row["device_hours"] == pytest.approx(64 * row["hours"], abs=1)
-  assert checked >= 14
-
-
-OTHER = {k.replace("apps/3", "apps/9"): v for k, v in PROMPTS.items()}
-
-
-@pytest.mark.parametrize(
-  "how, why",
-  [
-    (
-      {"prompts": OTHER},
-      "n512b cannot be compared: ... (apps/9); leave one out",
-    ),
-    (
-      {"eval_top_p": 1.0},
-      "cannot be compared: eval.top_p is 0.95 and 1.0; leave",
-    ),
-    ({}, "n512b measured runs/n512, step 3 on math/aime24 ... leave one"),
-  ],
-)
-def test_what_was_measured_otherwise_or_twice_is_refused(folders, how, why):
-  more = measured(folders[3].with_name("n512b"), N512, folders[1], **how)
-  with pytest.raises(UserError) as error:
-    report.run([*folders, more], tables=True)
-  assert mentions(str(error.value), why)
-
-
-def test_evaluations_of_other_tasks_go_together_and_may_lack(folders, tmp_path):
-  """A second suite of n16; other devices at a resume; another seed."""
-  amc = {"amc/0": ("math", "amc"), "amc/1": ("math", "amc")}
-  suite = measured(tmp_path / "amc", [BOTH, NONE], folders[0], prompts=amc)
-  c = trained(tmp_path / "runs" / "c", machines=({"cpu": 2}, {"cpu": 1}))
-  early = measured(tmp_path / "evals" / "c1", N16, c, step=1)
-  report.run([*folders[::2], suite, c, early], tables=True)
-  data = json.loads((folders[0] / "report" / "report.json").read_text())
-  first, _, late = data["rows"][:3]
-  assert first["means"]["math"]["tasks"] == 2 and late["steps"] == 1
-  assert (late["devices"], late["device_hours"]) == ({}, None)
-  assert late["hours"] == pytest.approx(2.0) and late["pass_rate"] is None
-  assert set(data["pairs"][1]["tasks"]) == {*map("/".join, TASKS)}
+  a, b = data["rows"][:2]
+  assert {*a["tasks"]} == {"math/amc", "gym/maze"} and b["steps"] == 1
+  assert (b["devices"], b["device_hours"], b["pass_rate"]) == ({}, None, None)
+  assert b["hours"] == pytest.approx(2.0) and not data["pairs"][0]["tasks"]
