@@ -163,6 +163,9 @@ _SET = flags.DEFINE_list(
   "--mode=prepare: sets of configs/public.py: deepscaler, eurus2, scp116k, "
   "llama_nemotron_if; from the Hugging Face hub, or NAME=FILE_OR_FOLDER.",
 )
+_PAPER = flags.DEFINE_bool(
+  "paper", False, "--mode=report: the paper's tables, beside published numbers."
+)
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", [], "--mode=sample: a prompt; may be given several times."
 )
@@ -190,6 +193,7 @@ _OF_MODE = {
   ),
   "plan": (_TOPOLOGY, _FAST),
   "prepare": (_SET,),
+  "report": (_PAPER,),
   "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
 }
 
@@ -332,7 +336,7 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
   elif mode == "report":
     from brorl_jax.main import report
 
-    report.run(workdirs)
+    report.run(workdirs, tables=_PAPER.value)
   else:
     from brorl_jax.main import simulate
 

@@ -242,9 +242,4 @@ def table(summary: Mapping[str, Any]) -> str:
     cells += [f"{s[which][k]:.3f}" for which in more]
     cells += [f"{s['mean_score']:.3f}", f"{s['tokens_mean']:,.1f}"]
     rows.append([*cells, f"{s['truncated_fraction']:.1%}", f"{s['invalid']}"])
-  first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-  lines = []
-  for name, *cells in rows:
-    padded = (f"{x:>{w}}" for x, w in zip(cells, widths, strict=True))
-    lines.append("  ".join((f"  {name:<{first}}", *padded)))
-  return "\n".join(lines)
+  return evaluate.aligned(rows)
