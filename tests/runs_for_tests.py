@@ -130,7 +130,8 @@ def run(
 def with_checkpoints(path, c, steps, **found):
   path.mkdir(exist_ok=True)
   began = str(huggingface.locate(c.policy.checkpoint))
-  found = {"run": "mine", "files": {}, "began_with": began, **found}
+  found = {"forms": {}, "dropped": [], "began_with": began, **found}
+  found = {"run": "mine", "files": {}, **found}
   folder.write_config(sections.as_dict(c), path, **found)
   _, params = huggingface.load(huggingface.ASSETS)
   store = checkpoints.Store(path / "checkpoints", keep=9, run="mine")

@@ -57,7 +57,9 @@ class DataConfig(Section):
   fields: str = setting(
     "",
     "Columns with other names: 'prompt:question,answer:reward_model.truth' "
-    "reads the prompt from column `question` and the answer inside an object.",
+    "reads the prompt from column `question` and the answer inside an object. "
+    "Or your own function, 'file.py:function', that makes a record of a row; "
+    "ValueError: it holds none. 'ENTRY=...;...': of that entry of the files.",
   )
   domain: str = setting("", "Domain of lines without a `domain` field.")
   puzzles: bool = setting(
@@ -72,6 +74,11 @@ class DataConfig(Section):
     False,
     "Skip invalid lines and prompts above prompt_tokens, and count them, "
     "instead of stopping.",
+  )
+  drop_overlap: bool = setting(
+    False,
+    "Leave out training prompts that are also in heldout_files, and count "
+    "them, instead of stopping.",
   )
   prompt_tokens: int = setting(
     40,

@@ -52,13 +52,14 @@ A line of `read_pairs`, for supervised training, has "prompt" or "messages" and
 "response", the text to learn. Other columns are ignored. No verifier runs.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from brorl_jax.data import files, schema
 from brorl_jax.data.files import DataError, Place
@@ -66,10 +67,38 @@ from brorl_jax.data.schema import PLAIN, Form
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import MADE, Domain, Example, Field
 from brorl_jax.verdicts.domains import DRAW, OWN
-from brorl_jax.verdicts.strict_json import Refused, show
+from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 
+# Bytes of a row that a function reads: LiveCodeBench has tests of many MB.
+_MAX_ROW = 1 << 28
+_ALSO = "also a held-out prompt (data.drop_overlap)"
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
 _BLANK = re.compile(r"(?<!\w) | (?!\w)")
+
+
+class Skipped(NamedTuple):
+  """A record that was left out."""
+
+  place: Place | str
+  field: str
+  why: str
+
+  def __str__(self) -> str:
+    field = f", field {self.field!r}" if self.field else ""
+    return f"{self.place}{field}: {self.why}"
+
+  @property
+  def reason(self) -> str:
+    """What many may share: `why` has details of the record."""
+    field = re.sub(r"\[\d+\]", "[]", self.field)
+    return f"{field} refused" if field else self.why
+
+
+def by_reason(skipped: Sequence[Skipped]) -> dict[str, tuple[int, Skipped]]:
+  """How many were left out for each reason, most first, and the first one."""
+  counts = collections.Counter(one.reason for one in skipped)
+  first = {one.reason: one for one in reversed(skipped)}
+  return {reason: (n, first[reason]) for reason, n in counts.most_common()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +107,8 @@ class Data:
 
   examples: Sequence[Example]  # in the order of the files
   places: Sequence[Place | str]  # file and line of each example, for messages
-  # Records that were left out: the place, and why; empty unless `skip_bad`.
-  skipped: Sequence[str] = ()
+  # Bad records, if they are left out, and prompts that `without` left out.
+  skipped: Sequence[Skipped] = ()
 
   @property
   def repeats(self) -> int:
@@ -106,24 +135,28 @@ def read(
   files of the run. Records may name only these domains. `skip_bad` lists bad
   records in `skipped`, instead of raising DataError at the first.
   """
-  reader = Reader(domains, form)
-  skipped = []
+  reader = Reader(domains)
+  skipped = list[Skipped]()
   inputs = files.find(paths)
   names = files.names([*inputs, *(files.find(beside) if beside else ())])
   for file in inputs:
     name = names[os.path.abspath(file.path)]
-    for line, record in files.read(file.path, nulls=form.sole is not None):
+    its = form.entries.get(file.entry, form)
+    most = MAX_LINE if its.function is None else _MAX_ROW
+    rows = files.read(file.path, nulls=its.sole is not None, most=most)
+    for line, row in rows:
       place = Place(file.path, line)
       try:
-        if isinstance(record, Refused):
-          raise record
-        reader.add(record, place, file.source, f"{name}/{line}")
+        if isinstance(row, Refused):
+          raise row
+        record = schema.record(row, its)
+        reader.add(record, place, file.source, f"{name}/{line}", its)
+      except RuntimeError as error:
+        raise DataError(f"{place}: {error}; mend the function") from None
       except Refused as refused:
-        field = f", field {refused.field!r}" if refused.field else ""
-        bad = f"{place}{field}: {refused.why}"
+        skipped.append(Skipped(place, refused.field, refused.why))
         if not skip_bad:
-          raise DataError(bad) from refused
-        skipped.append(bad)
+          raise DataError(str(skipped[-1])) from refused
   if not reader.examples:
     raise DataError(
       f"all {len(skipped)} records are unusable; the first: {skipped[0]}"
@@ -134,14 +167,16 @@ def read(
 class Reader:
   """Collects examples and refuses repeated ids and contradicting answers."""
 
-  def __init__(self, domains: Mapping[str, Domain], form: Form = PLAIN):
-    self._domains, self._form = domains, form
+  def __init__(self, domains: Mapping[str, Domain]):
+    self._domains = domains
     self.examples: list[Example] = []
     self.places: list[Place] = []  # of each
     self._ids: dict[str, Place] = {}
     self._asked: dict[bytes, int] = {}
 
-  def add(self, record: Mapping, place: Place, source: str, name="") -> None:
+  def add(
+    self, record: Mapping, place: Place, source: str, name="", form=PLAIN
+  ) -> None:
     """Adds the example of a record, see `schema.example`.
 
     Raises Refused, and adds nothing, if the record is bad, its id is taken, or
@@ -149,12 +184,12 @@ class Reader:
     verifier is not installed.
     """
     try:
-      example = schema.example(record, source, name, self._domains, self._form)
+      example = schema.example(record, source, name, self._domains, form)
     except ImportError as error:
       # Not an error of the record, so never skipped.
       raise DataError(f"{place}: cannot be checked: {error}") from error
     except Refused as refused:
-      raise schema.with_column(refused, self._form) from None
+      raise schema.with_column(refused, form) from None
     if example.id in self._ids:
       other = self._ids[example.id]
       raise Refused(
@@ -207,13 +242,13 @@ def _asked(example: Example) -> bytes:
   return _hash(f"{role}: {' '.join(words)}" for role, words in said)
 
 
-def _worded(example: Example) -> bytes:
-  """The hash of a conversation that `split` uses."""
+def worded(example: Example) -> str:
+  """The hash of a conversation that `split` uses, in hexadecimal."""
   return _hash(
     f"{m['role']}: {_BLANK.sub('', ' '.join(m['content'].casefold().split()))}"
     for m in example.messages
     if m["role"] != "system"
-  )
+  ).hex()
 
 
 def _hash(lines: Iterable[str]) -> bytes:
@@ -229,19 +264,35 @@ def sides(
   heldout_files: Sequence[str],
   *,
   one_in: int,
+  drop_overlap: bool = False,
 ) -> tuple[Data, Data]:
   """Training and held-out data of a config's files.
 
   `read`: (files, beside=other files) -> their data. `files` may be empty if
   there are `heldout_files`; without them a part of `files`, one in `one_in`, is
-  held out as by `split`.
+  held out as by `split`. `drop_overlap`: prompts of both sides are held out.
   """
   train = read(files, beside=heldout_files) if files else Data([], [])
   if not heldout_files:
     return split(train, one_in=one_in)
   held = read(heldout_files, beside=files)
-  refuse_overlap(train, held)
+  if drop_overlap and files:
+    train = without(train, {worded(e) for e in held.examples})
+    if not train.examples:
+      raise DataError(
+        "data.drop_overlap: every prompt of data.files is held out; name others"
+      )
+  both = "remove one, or set --config.data.drop_overlap"
+  refuse_overlap(train, held, remedy=both)
   return train, held
+
+
+def without(data: Data, prompts: Collection[str]) -> Data:
+  """The data without prompts whose `worded` is given; they become `skipped`."""
+  out = [worded(example) in prompts for example in data.examples]
+  gone = [Skipped(place, "", _ALSO) for place in _side(data, out, True).places]
+  kept = _side(data, out, False)
+  return dataclasses.replace(kept, skipped=[*data.skipped, *gone])
 
 
 def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
@@ -271,7 +322,8 @@ def trained_on(data: Data, *, one_in: int) -> Data:
 
 
 def _is_held(example: Example, one_in: int) -> bool:
-  return int.from_bytes(_worded(example), "little") % one_in == 0
+  number = int.from_bytes(bytes.fromhex(worded(example)), "little")
+  return number % one_in == 0
 
 
 def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
@@ -279,27 +331,30 @@ def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
   return Data(some(data.examples), some(data.places), data.skipped)
 
 
-def refuse_overlap(train: Data, heldout: Data) -> None:
+def refuse_overlap(
+  train: Data, heldout: Data, *, remedy: str = "remove one"
+) -> None:
   """Refuses held-out examples that are also training examples.
 
   Prompts are compared as in `split`. Default ids (file and line) are not
   compared, because files elsewhere may have the same name.
   """
   ids: dict[str, Place | str] = {}
-  asked: dict[bytes, Place | str] = {}
+  asked: dict[str, Place | str] = {}
   for example, place in zip(train.examples, train.places, strict=True):
     ids.setdefault(example.id, place)
-    asked.setdefault(_worded(example), place)
+    asked.setdefault(worded(example), place)
   for example, place in zip(heldout.examples, heldout.places, strict=True):
+    other = asked.get(worded(example))
     if example.id in ids and "/" not in example.id:
       raise DataError(
         f"{place}: held-out id {example.id!r} is also the training example"
-        f" {ids[example.id]}; remove one"
+        f" {ids[example.id]}; {'remove one' if other is None else remedy}"
       )
-    if (other := asked.get(_worded(example))) is not None:
+    if other is not None:
       raise DataError(
-        f"{place}: held-out prompt is also the training prompt {other}; remove"
-        " one"
+        f"{place}: held-out prompt is also the training prompt {other}; "
+        f"{remedy}"
       )
 
 

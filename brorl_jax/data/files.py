@@ -29,6 +29,9 @@ from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 _COLUMNAR = (".parquet", ".arrow")
 _Row = tuple[bytes, dict[str, Refused]]
 ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
+# Read if a folder holds no other files: it is also the ending of descriptions.
+_JSON = (".json",)
+_DESCRIPTIONS = ("dataset_dict", "dataset_info", "dataset_infos", "state")
 _BATCH = 64  # rows of parquet in memory at a time
 
 _LFS = b"version https://git-lfs"
@@ -57,7 +60,7 @@ class Place:
   line: int
 
   def __str__(self) -> str:
-    unit = "row" if self.file.endswith(_COLUMNAR) else "line"
+    unit = "row" if self.file.endswith(_COLUMNAR + _JSON) else "line"
     return f"{self.file}, {unit} {self.line}"
 
 
@@ -71,6 +74,7 @@ class File:
   path: str
   # Default "source" of its examples: its name, or that of its folder or set.
   source: str
+  entry: str = ""  # as which `find` was given it
 
 
 def find(paths: str | Sequence[str]) -> list[File]:
@@ -85,11 +89,12 @@ def find(paths: str | Sequence[str]) -> list[File]:
   if not paths:
     raise DataError("no data files given; name at least one")
   by_path: dict[str, File] = {}
-  for file in (file for path in paths for file in _meant(os.fspath(path))):
-    same = os.path.realpath(file.path)
-    if same in by_path:
-      raise DataError(f"{file.path}: the file is named twice; name it once")
-    by_path[same] = file
+  for path in map(os.fspath, paths):
+    for file in _meant(path):
+      same = os.path.realpath(file.path)
+      if same in by_path:
+        raise DataError(f"{file.path}: the file is named twice; name it once")
+      by_path[same] = dataclasses.replace(file, entry=path)
   return list(by_path.values())
 
 
@@ -143,7 +148,7 @@ def _refuse_file(path: str) -> None:
     raise DataError(f"{path}: file does not exist{remedy}")
   if not os.path.isfile(path):
     raise DataError(f"{path}: not a file; name files, such as {path}/*.jsonl")
-  if not path.endswith(ENDINGS):
+  if not path.endswith(ENDINGS + _JSON):
     ending = os.path.splitext(path)[1]
     packed = "unpack it" if ending in (".gz", ".zst") else "convert it"
     remedy = f"{packed} to .parquet, or to .jsonl with one object per line"
@@ -168,17 +173,23 @@ def _of_hub(path: str) -> Iterator[File]:
 def _downloaded(name: str, split: str, revision: str | None) -> str:
   import huggingface_hub  # comes with transformers; loads in a second
 
-  wanted = [f"*{ending}" for ending in ENDINGS]
-  if split:
-    ways = itertools.product(("", "*/"), ENDINGS)
-    wanted = [f"{above}{split}{_AFTER}*{end[1:]}" for above, end in ways]
+  begins = (f"{split}{_AFTER}", f"*/{split}{_AFTER}") if split else ("",)
   try:
-    return huggingface_hub.snapshot_download(
-      name, repo_type="dataset", revision=revision, allow_patterns=wanted
-    )
+    for endings in (ENDINGS, _JSON):
+      ways = itertools.product(begins, endings)
+      folder = huggingface_hub.snapshot_download(
+        name,
+        repo_type="dataset",
+        revision=revision,
+        allow_patterns=[f"{begin}*{end[1:]}" for begin, end in ways],
+      )
+      if [*_inside(pathlib.Path(folder), endings)]:
+        break
+    return folder
   except Exception as e:  # no network, no such name, no permission, ...
     why = (str(e).splitlines() or [type(e).__name__])[0]
     at = f" --revision {revision}" if revision else ""
+    at += f' --include "*{split}{_AFTER}*"' if split else ""
     to = name.rpartition("/")[2]
     raise DataError(
       f"hub:{name}: the download failed ({why}); where there is a network run "
@@ -194,7 +205,8 @@ def _of_folder(
 
   Messages name it as `given`; `remedy` is for a folder without files.
   """
-  inside = sorted(_inside(pathlib.Path(folder)))
+  every = (_inside(pathlib.Path(folder), some) for some in (ENDINGS, _JSON))
+  inside = next(filter(None, map(sorted, every)), [])
   if split:
     inside = _of_split(given, split, inside)
   splits = sorted({name for path in inside for name in _SPLITS.findall(path)})
@@ -207,20 +219,21 @@ def _of_folder(
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
     raise DataError(
-      f"{given}: contains {what} that ends in {', '.join(ENDINGS)}{remedy}"
+      f"{given}: contains {what} that ends in {', '.join(ENDINGS + _JSON)}"
+      f"{remedy}"
     )
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
 
 
-def _inside(folder: pathlib.Path) -> Iterator[str]:
+def _inside(folder: pathlib.Path, endings: tuple[str, ...]) -> Iterator[str]:
   for path in folder.rglob("*"):
     inside = path.relative_to(folder)
     # Files of tools: .cache/huggingface, and caches of `datasets`.
     hidden = any(part.startswith(".") for part in inside.parts)
     if hidden or inside.name.startswith("cache-") or not path.is_file():
       continue
-    if inside.name.endswith(ENDINGS):
+    if inside.name.endswith(endings) and inside.stem not in _DESCRIPTIONS:
       yield inside.as_posix()
 
 
@@ -241,16 +254,19 @@ def _of_split(given: str, split: str, inside: Sequence[str]) -> list[str]:
 
 
 def read(
-  path: str, *, nulls: bool = False
+  path: str, *, nulls: bool = False, most: int = MAX_LINE
 ) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   """The records of a file with their line or row numbers.
 
   A bad line is its error, and so is a bad value. Neither the whole file nor a
-  line longer than `strict_json.MAX_LINE` is held in memory. Without `nulls`,
-  null in a columnar file means that the field is missing.
+  line longer than `most` bytes is held in memory, but for a .json with a list.
+  Without `nulls`, null in a columnar file means that the field is missing.
   """
   empty = True
-  lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
+  if path.endswith(_COLUMNAR):
+    lines = _rows(path, nulls, most)
+  else:
+    lines = _listed(path, most) if _is_list(path) else _lines(path, most)
   for number, text in lines:
     empty = False
     try:
@@ -264,28 +280,51 @@ def read(
     raise DataError(f"{path}: the file has no records")
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes | Refused]]:
+def _is_list(path: str) -> bool:
+  with _opening(path), open(path, "rb") as file:
+    return path.endswith(".json") and file.read(100).lstrip()[:1] == b"["
+
+
+def _listed(path: str, most: int) -> Iterator[tuple[int, bytes | Refused]]:
+  with _opening(path), open(path, "rb") as file:
+    try:
+      rows = json.load(file)
+    except (ValueError, RecursionError) as error:
+      raise DataError(f"{path}: not JSON: {show(str(error))}") from error
+  for number, row in enumerate(rows, 1):
+    text = json.dumps(row).encode()
+    yield number, text if len(text) <= most else _too_long(most)
+
+
+@contextlib.contextmanager
+def _opening(path: str) -> Iterator[None]:
   try:
-    with open(path, "rb") as file:
-      number = 0
-      # Two more than the limit: "\r\n" ends the longest line.
-      while line := file.readline(MAX_LINE + 2):
-        number += 1
-        if number == 1 and line.startswith(_LFS):
-          raise DataError(
-            f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
-          )
-        if len(line.rstrip(b"\r\n")) <= MAX_LINE:
-          yield number, line
-          continue
-        while line and not line.endswith(b"\n"):
-          line = file.readline(MAX_LINE)
-        yield number, _too_long()
+    yield
   except OSError as error:
     raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row | Refused]]:
+def _lines(path: str, most: int) -> Iterator[tuple[int, bytes | Refused]]:
+  with _opening(path), open(path, "rb") as file:
+    number = 0
+    # Two more than the limit: "\r\n" ends the longest line.
+    while line := file.readline(most + 2):
+      number += 1
+      if number == 1 and line.startswith(_LFS):
+        raise DataError(
+          f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
+        )
+      if len(line.rstrip(b"\r\n")) <= most:
+        yield number, line
+        continue
+      while line and not line.endswith(b"\n"):
+        line = file.readline(most)
+      yield number, _too_long(most)
+
+
+def _rows(
+  path: str, nulls: bool, most: int
+) -> Iterator[tuple[int, _Row | Refused]]:
   ending = path.rpartition(".")[2]
   try:  # imported here because the library is large and optional
     import pyarrow
@@ -309,7 +348,7 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row | Refused]]:
         columns = dict(zip(names, batch.columns, strict=True))
         for i in range(batch.num_rows):
           number += 1
-          yield number, _row(columns, i, nulls)
+          yield number, _row(columns, i, nulls, most)
     except broken as error:
       raise DataError(
         f"{path}, row {number + 1}: cannot be read: {show(str(error))}"
@@ -330,7 +369,9 @@ def _opened(
   return stream.schema.names, iter(stream)
 
 
-def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row | Refused:
+def _row(
+  columns: dict[str, Any], i: int, nulls: bool, most: int
+) -> _Row | Refused:
   """A row as a line of JSON, and the errors of values that are not JSON."""
   values, bad = {}, {}
   for name, column in columns.items():
@@ -343,7 +384,7 @@ def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row | Refused:
     except Exception as e:  # of pyarrow too, for a date that Python lacks
       bad[name] = Refused(name, f"not JSON: {show(str(e))}; write it as text")
   text = json.dumps(values, ensure_ascii=False).encode()
-  return (text, bad) if len(text) <= MAX_LINE else _too_long()
+  return (text, bad) if len(text) <= most else _too_long(most)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -355,5 +396,5 @@ def _without_nulls(value: Any) -> Any:
   return value
 
 
-def _too_long() -> Refused:
-  return Refused("", f"longer than {MAX_LINE:,} bytes; shorten the example")
+def _too_long(most: int) -> Refused:
+  return Refused("", f"longer than {most:,} bytes; shorten the example")

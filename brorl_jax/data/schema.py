@@ -3,12 +3,14 @@
 import dataclasses
 import hashlib
 import itertools
+import json
+import pathlib
 import re
 import string
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts import own, strict_json
 from brorl_jax.verdicts.base import Domain, Example
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, kind, show
 
@@ -32,9 +34,83 @@ class Form:
   domain: str = ""
   # The domain of all lines, whatever they name; it gets every column.
   sole: Domain | None = None
+  # Makes a record of a row, see `record`; then `names` is empty.
+  function: Callable[[dict[str, Any]], Any] | None = None
+  how: str = ""  # what the config says of them, a function's file absolute
+  digest: str = ""  # of the function's file
+  # The forms of entries of data.files and data.heldout_files, as written, that
+  # have their own.
+  entries: Mapping[str, "Form"] = dataclasses.field(default_factory=dict)
 
 
 PLAIN = Form()  # fields under their own names, a domain in every line
+
+
+def form(
+  text: str,
+  entries: Collection[str],
+  fields: Collection[str],
+  *,
+  domain: str = "",
+  sole: Domain | None = None,
+) -> Form:
+  """The form of files from `data.fields`: parts "[ENTRY=]HOW", divided by ";".
+
+  ENTRY is one of `entries`; the HOW of a part without it is that of all others.
+  HOW is what `parse` reads, or a function, "package.module:function" or
+  "file.py:function". Raises ValueError that quotes the wrong part.
+  """
+  hows: dict[str, str] = {}
+  for part in filter(None, (part.strip() for part in text.split(";"))):
+    meant = [e for e in entries if part.startswith(f"{e}=")]
+    entry = max(meant, key=len, default="")
+    if not entry and "=" in part:
+      named = part.rpartition("=")[0]
+      listed = f"files are {', '.join(entries) or 'none'}"
+      raise ValueError(
+        f"{named!r} is no entry of data.files or data.heldout_files; "
+        + did_you_mean(named, entries, listed)
+      )
+    if entry in hows:
+      of = f"{entry} has" if entry else "all other files have"
+      raise ValueError(f"{part!r}: {of} {hows[entry]!r} already; keep one")
+    hows[entry] = part.removeprefix(f"{entry}=").strip()
+  made = {e: _form(how, fields, domain, sole) for e, how in hows.items()}
+  rest = made.pop("", Form(domain=domain, sole=sole))
+  return dataclasses.replace(rest, entries=made)
+
+
+def _form(
+  how: str, fields: Collection[str], domain: str, sole: Domain | None
+) -> Form:
+  place, _, name = how.rpartition(":")
+  if not re.fullmatch("[^:,]*[./][^:,]*", place):
+    return Form(parse(how, fields), domain, sole, how=how)
+  function, digest = own.find(how, {}, what="the function")
+  if place.endswith(".py"):
+    how = f"{pathlib.Path(place).expanduser().absolute()}:{name}"
+  return Form({}, domain, sole, function, how, digest)
+
+
+def record(row: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
+  """The record that a form's function makes of a row; the row without one.
+
+  A ValueError of the function means that the row has no example: it is raised
+  as Refused. RuntimeError, in one line, for what else the function raises.
+  """
+  if form.function is None:
+    return row
+  row = {k: v for k, v in row.items() if not isinstance(v, Refused)}
+  try:
+    # Through text, so that it is what a line could hold, and a copy.
+    return strict_json.parse(json.dumps(form.function(row)).encode())
+  except Refused:
+    raise
+  except ValueError as error:
+    why = " ".join(str(error).split()) or type(error).__name__
+    raise Refused("", why) from None
+  except (Exception, SystemExit) as error:
+    raise RuntimeError(own.failure(form.how, form.function, error)) from None
 
 
 def parse(text: str, known: Collection[str]) -> dict[str, str]:

@@ -199,15 +199,24 @@ def refuse_trained_on(
 
 def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
   examples, places, missing = [], [], []
-  form = file_form(start.fields, start.domain, own=start.own)
   for path, digest in start.files.items():
+    how, of_function = start.forms[path]
     try:
       if digest not in dataset.file_digests(path).values():
         raise ValueError(
           f"{path} has changed since {start.run} was trained on it; restore "
           "it, so that held-out prompts can be compared"
         )
+      form = file_form(
+        f"it={how}", start.domain, own=start.own, entries=["it"]
+      ).entries["it"]
+      if form.digest != of_function:
+        raise ValueError(
+          f"{how} has changed since {start.run} read {path} with it; restore "
+          "it, so that held-out prompts can be compared"
+        )
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
+      read = dataset.without(read, start.dropped)
     except dataset.DataError as e:
       missing.append(str(e))
       continue

@@ -137,6 +137,8 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
     "chat_template": template and template.text,
     "functions": named,
     "files": examples.files,
+    "forms": examples.forms,
+    "dropped": examples.dropped,
     "left_out": examples.left_out,
     "sandbox": scorer.sandbox,
     "began_with": str(source.resolve()),

@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.config.sampling import DataConfig, DomainConfig, FamilyConfig
-from brorl_jax.data import data_order, dataset, schema
+from brorl_jax.data import data_order, dataset, files, schema
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
@@ -20,7 +22,7 @@ from brorl_jax.verdicts.base import MADE, Example, Family, posed
 from brorl_jax.verdicts.domains import DOMAINS, DRAW, OWN
 from brorl_jax.verdicts.strict_json import did_you_mean, show
 
-_SHOWN_LINES = 5  # skipped lines that are shown
+_SHOWN_REASONS = 5  # why lines are left out, most first
 _NAMED = 12  # unused columns that are named
 _PUZZLES = 100  # of a family, if all prompts are evaluated
 _PROBES = 256  # prompts per family whose length is checked at the start
@@ -28,20 +30,23 @@ _PROBES = 256  # prompts per family whose length is checked at the start
 _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 
 
-def file_form(fields: str, domain: str, *, own: bool) -> Form:
+def file_form(
+  fields: str, domain: str, *, own: bool, entries: Sequence[str] = ()
+) -> Form:
   """How the files of a config are read, from `data.fields` and `data.domain`.
 
   `own`: the user's own functions give the rewards, and all lines are of one
-  domain. Raises ValueError for wrong fields or an unknown domain.
+  domain. `entries`: of data.files and data.heldout_files. Raises ValueError for
+  wrong fields or an unknown domain.
   """
-  try:
-    names = schema.parse(fields, schema.known(DOMAINS))
-  except ValueError as e:
-    raise ValueError(f"config.data.fields: {e}") from None
   if domain and domain not in DOMAINS:
     near = did_you_mean(domain, DOMAINS, f"use one of {', '.join(DOMAINS)}")
     raise ValueError(f"config.data.domain = {domain!r} is unknown; {near}")
-  return Form(names, domain, OWN if own else None)
+  known, sole = schema.known(DOMAINS), OWN if own else None
+  try:
+    return schema.form(fields, entries, known, domain=domain, sole=sole)
+  except ValueError as e:
+    raise ValueError(f"config.data.fields: {e}") from None
 
 
 def check_data(c: DataConfig, *, own: bool) -> None:
@@ -60,17 +65,29 @@ def check_data(c: DataConfig, *, own: bool) -> None:
     )
 
 
+def data_form(c: DataConfig, own: bool) -> Form:
+  """How the files of a config are read; raises ValueError."""
+  entries = (*c.files, *c.heldout_files)
+  return file_form(c.fields, c.domain, own=own, entries=entries)
+
+
 def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples of files, of which there must be one. Raises
   ValueError if a file is invalid, or a prompt is on both sides.
   """
   of = functools.partial(
     dataset.read,
-    form=file_form(c.fields, c.domain, own=own),
+    form=data_form(c, own),
     domains=DOMAINS,
     skip_bad=c.skip_bad,
   )
-  return dataset.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
+  return dataset.sides(
+    of,
+    c.files,
+    c.heldout_files,
+    one_in=c.heldout_one_in,
+    drop_overlap=c.drop_overlap,
+  )
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
@@ -107,6 +124,8 @@ class Examples:
     families: Puzzle families that are generated.
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
+    forms: What data.fields says of each, and the digest of its function.
+    dropped: Held-out prompts, `dataset.worded`, that training left out.
     longest: Tokens of the longest prompt so far.
     left_out: Skipped lines of the files: the place, and what is wrong.
     fingerprint: Must be unchanged when a run resumes.
@@ -129,6 +148,13 @@ class Examples:
     check_data(c, own=own)
     self._places: dict[str, Place | str] = {}
     self.files = dataset.file_digests(c.files) if c.files else {}
+    self.dropped: list[str] = []
+    form = data_form(c, own)
+    self.forms = {
+      os.path.abspath(file.path): [its.how, its.digest]
+      for file in (files.find(c.files) if c.files else ())
+      if (its := form.entries.get(file.entry, form))
+    }
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
     # An evaluation may have only held-out files; nothing is drawn from them.
@@ -169,7 +195,10 @@ class Examples:
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     train, held = read_files(self._c, own=own)
-    self.left_out = [*train.skipped, *held.skipped]
+    skipped = [*train.skipped, *held.skipped]
+    self.left_out = [*map(str, skipped)]
+    if self._c.drop_overlap:
+      self.dropped = sorted({dataset.worded(e) for e in held.examples})
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
@@ -177,11 +206,11 @@ class Examples:
     read = ", ".join(f"{name} {count}" for name, count in counts)
     self.log_lines.append(
       f"files: {read or 'none to train on'}; held out {len(kept)}; left out "
-      f"{len(self.left_out)} bad lines; {train.repeats} prompts occur more "
-      "than once"
+      f"{len(skipped)} lines; {train.repeats} prompts occur more than once"
     )
-    shown = self.left_out[:_SHOWN_LINES]
-    self.log_lines += [f"  left out: {line}" for line in shown]
+    reasons = dataset.by_reason(skipped).items()
+    for reason, (n, first) in itertools.islice(reasons, _SHOWN_REASONS):
+      self.log_lines.append(f"  left out {n}: {reason}; the first: {first}")
     passed = sorted({*train.columns, *held.columns})
     if passed and not own:  # own functions receive every column
       names = ", ".join(map(show, passed[:_NAMED]))

@@ -229,15 +229,20 @@ def _invalid(why: str) -> Verdict:
 
 
 def _raised(function: Function, error: BaseException) -> Verdict:
-  """Names the last line of the function's file that ran, or its first."""
-  inner = inspect.unwrap(function.call)
+  return _invalid(failure(function.name, function.call, error))
+
+
+def failure(name: str, call: Any, error: BaseException) -> str:
+  """What a function raised, with its name and the last line of its file that
+  ran, or its first.
+  """
+  inner = inspect.unwrap(call)
   code = getattr(inner, "__code__", None)
   code = code or getattr(type(inner).__call__, "__code__", None)
-  where = function.name
   if code is not None:
     lines = _lines(error, code.co_filename) or [code.co_firstlineno]
-    where += f", line {lines[-1]}"
-  return _invalid(f"{where}: {_message(error)}")
+    name += f", line {lines[-1]}"
+  return f"{name}: {_message(error)}"
 
 
 class _Returned(Exception):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
-from brorl_jax.data import dataset
+from brorl_jax.data import dataset, schema
 from brorl_jax.data.dataset import Data, DataError, digest, read
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
@@ -165,7 +165,7 @@ def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
     (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
     (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
     (["folder"], "folder ... .parquet"),
-    (["a.json"], "a.json ... .json ... line"),
+    (["list.json"], "list.json: not JSON: "),
     (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
     (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
     (["empty.jsonl"], "empty.jsonl ... no records"),
@@ -176,11 +176,37 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "folder").mkdir()
   (tmp_path / "empty.jsonl").touch()
-  for name in ("a.jsonl", "a.json", "a.jsonl.gz", "a.txt", "a.parquet"):
+  (tmp_path / "list.json").write_text('[{"id": ')
+  for name in ("a.jsonl", "a.jsonl.gz", "a.txt", "a.parquet"):
     write(tmp_path / name, line())
   for skip_bad in (False, True):
     with refuses(DataError, said):
       read(names, domains=SIMPLE, skip_bad=skip_bad)
+
+
+def test_a_function_makes_records_of_rows(tmp_path):
+  (tmp_path / "mine.py").write_text("""def row(row):
+  if "q" not in row: raise ValueError("no q")
+  return {"prompt": row["q"], "answer": row["a"]}""")
+  rows = [{"q": "1 + 1?", "a": "2"}, {"n": 1}, {"n": 2}]
+  path = tmp_path / "x.json"
+  path.write_text(json.dumps([*rows, {"q": "x" * 2_000_000, "a": "2"}, 3]))
+  how = f"{path}={tmp_path / 'mine.py'}:row"
+  form = schema.form(how, [str(path)], (), domain="math")
+  with refuses(DataError, f"{path}, row 2: no q"):
+    read(str(path), form=form, domains=DOMAINS)
+  data = read(str(path), form=form, domains=DOMAINS, skip_bad=True)
+  assert [e.question for e in data.examples] == ["1 + 1?"]
+  reasons = dataset.by_reason(data.skipped).items()
+  assert [(why, n, str(one)) for why, (n, one) in reasons] == [
+    ("no q", 2, f"{path}, row 2: no q"),
+    ("prompt refused", 1, str(data.skipped[2])),
+    ("3, not a JSON object", 1, str(data.skipped[3])),
+  ]
+  assert "2,000,000 characters" in str(data.skipped[2])
+  path.write_text('{"q": "3?", "a": "3"}\n{"q": "4?"}')  # lines
+  with refuses(DataError, f"{path}, row 2: ... :row, line 3: KeyError: 'a'"):
+    read(str(path), form=form, domains=DOMAINS, skip_bad=True)
 
 
 def test_an_id_is_taken_once_over_all_files(tmp_path):
@@ -235,10 +261,11 @@ def test_skipping_says_what_was_skipped(tmp_path):
   data = read(path, domains=SIMPLE, skip_bad=True)
   assert [e.id for e in data.examples] == ["a", "c"]
   assert data.places == [Place(path, 1), Place(path, 5)]
-  assert data.skipped[0].startswith(f"{path}, line 2: ")
-  assert data.skipped[1].startswith(f"{path}, line 3, field 'id': ")
+  skipped = [*map(str, data.skipped)]
+  assert skipped[0].startswith(f"{path}, line 2: ")
+  assert skipped[1].startswith(f"{path}, line 3, field 'id': ")
   why = "'eight' cannot be read; write a number"
-  assert data.skipped[2:] == [f"{path}, line 4, field 'answer': {why}"]
+  assert skipped[2:] == [f"{path}, line 4, field 'answer': {why}"]
 
 
 def test_something_must_be_left(tmp_path):
@@ -321,7 +348,7 @@ def test_a_line_of_a_megabyte_fits(tmp_path, extra, fits, end):
   data = read(str(path), domains=SIMPLE, skip_bad=True)
   assert [p.line for p in data.places] == ([1, 2] if fits else [2])
   assert len(data.skipped) == (not fits)
-  assert all(mentions(s, "1,000,000 bytes") for s in data.skipped)
+  assert all(mentions(str(s), "1,000,000 bytes") for s in data.skipped)
 
 
 # Parquet.

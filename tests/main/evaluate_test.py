@@ -89,7 +89,8 @@ def refused(workdir, **changes) -> str:
 def make_run(workdir, steps, **changes):
   c = config(**changes)
   files = dataset.file_digests(c.data.files) if c.data.files else {}
-  return made.with_checkpoints(workdir, c, steps, files=files)
+  found = {"files": files, "forms": {path: ["", ""] for path in files}}
+  return made.with_checkpoints(workdir, c, steps, **found)
 
 
 # ------------------------------------------------------------- what is written
@@ -463,7 +464,9 @@ def run_on(
     there = [path for path in some if os.path.exists(path)]
     files = dict.fromkeys(some, "not there any more")
     files |= dataset.file_digests(there) if there else {}
-    folder.write_config(sections.as_dict(c), workdir, files=files)
+    forms = {path: [c.data.fields, ""] for path in some}
+    found = {"files": files, "forms": forms, "dropped": []}
+    folder.write_config(sections.as_dict(c), workdir, **found)
   return workdir
 
 
@@ -585,7 +588,8 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   [start] = checkpoint_source.starts(
     checkpoint_source.CheckpointSource(huggingface.ASSETS, trained_on)
   )
-  assert (start.fields, start.domain, start.made) == (fields, "math", [])
+  assert start.forms == {str(path): [fields, ""]}
+  assert (start.domain, start.made) == ("math", [])
   form = examples.file_form(fields, "math", own=False)
   read = lambda path: dataset.read(str(path), form=form, domains=DOMAINS)
   _, held_out = dataset.split(read(path), one_in=4)

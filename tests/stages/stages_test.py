@@ -243,7 +243,8 @@ def test_a_bad_line_is_refused_or_counted(tmp_path):
   for i in range(9):  # of which 5 are shown
     records[i].setdefault("promt", records[i].pop("prompt", ""))
   some = from_file(path, records, **{"data.skip_bad": True})
-  assert len(some.left_out) == 9 and len(some.log_lines) == 7
+  assert len(some.left_out) == 9 and len(some.log_lines) == 3
+  assert mentions(some.log_lines[1], "left out 9: prompt refused ... line 1,")
   assert "sums.jsonl, line 9, field 'prompt'" in some.left_out[8]
 
 
