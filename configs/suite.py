@@ -83,7 +83,7 @@ LEFT_OUT = tuple(
   """.split()
 )
 # With the default, 3, two puzzles of 2,000 took over 10 s.
-_SETTINGS = {"number_sequence": {"max_complexity": 2}}
+SETTINGS = {"number_sequence": {"max_complexity": 2}}
 
 
 def chosen(names: str) -> list[str]:
@@ -183,5 +183,5 @@ def get_config(names: str = "all"):
 def _families() -> Any:
   c = ml_collections.ConfigDict()
   for name in GENERATED:
-    c[name] = {"weight": 1.0, "settings": _SETTINGS.get(name, {})}
+    c[name] = {"weight": 1.0, "settings": SETTINGS.get(name, {})}
   return c

@@ -6,6 +6,7 @@ of HUB on 2026-11-29.
 """
 
 import base64
+import functools
 import hashlib
 import json
 import pickletools
@@ -84,12 +85,27 @@ def _record(name: str, domain: str, prompt: str, **more: Any) -> dict[str, Any]:
   }
 
 
+def published(rows: Rows) -> Rows:
+  """The function with one error for a row in no published form."""
+
+  @functools.wraps(rows)
+  def checked(row: Row) -> dict[str, Any]:
+    try:
+      return rows(row)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+      why = f"{type(error).__name__}: {error}"
+      raise Refused("", f"not as published ({why}); use its file") from None
+
+  return checked
+
+
 # Mathematics.
 
 
 def _of_answers(name: str, question: str) -> Rows:
   """A set with a question and one answer in a row, a text or a number."""
 
+  @published
   def rows(row: Row) -> dict[str, Any]:
     answer = column(row, "answer", str, int, float)
     return _record(name, "math", text(row, question), answer=answer)
@@ -104,6 +120,7 @@ math500 = _of_answers("math500", "problem")
 minerva = _of_answers("minerva", "question")
 
 
+@published
 def olympiadbench(row: Row) -> dict[str, Any]:
   """The answers of a list are one list; the question names a unit."""
   answers = column(row, "final_answer", list)
@@ -140,7 +157,8 @@ class np:
 """
 
 
-def humaneval(row: Row) -> dict[str, Any]:
+@published
+def humanevalplus(row: Row) -> dict[str, Any]:
   """A row of HumanEval, or of HumanEval+."""
   check = text(row, "test") + "\n"
   if _NUMPY in check:
@@ -202,6 +220,7 @@ _TEXTS = "UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8".split()
 _AROUND = "PROTO FRAME PUT BINPUT LONG_BINPUT MEMOIZE STOP".split()
 
 
+@published
 def livecodebench(row: Row) -> dict[str, Any]:
   """Public and private tests together, of one kind."""
   cases = _cases(_json(text(row, "public_test_cases"), "public_test_cases"))
@@ -257,6 +276,7 @@ def _tests_of_text(given: Any, name: str) -> dict[str, Any]:
 def _of_input_output(name: str) -> Rows:
   """A set whose tests are JSON text in the column input_output."""
 
+  @published
   def rows(row: Row) -> dict[str, Any]:
     tests = _tests_of_text(column(row, "input_output", str), "input_output")
     prompt = _posed(
@@ -277,6 +297,7 @@ apps = _of_input_output("apps")
 taco = _of_input_output("taco")
 
 
+@published
 def codecontests(row: Row) -> dict[str, Any]:
   """Public, private and generated tests together."""
   for name in ("input_file", "output_file"):
@@ -293,6 +314,7 @@ def codecontests(row: Row) -> dict[str, Any]:
   return _record("codecontests", "code", prompt, tests=tests, **_limit(seconds))
 
 
+@published
 def codeforces(row: Row) -> dict[str, Any]:
   """The official tests of a problem, if all are there and need no checker."""
   for name, bad, why in (
@@ -325,6 +347,7 @@ def codeforces(row: Row) -> dict[str, Any]:
 PRIME = ("apps", "codecontests", "codeforces", "taco")
 
 
+@published
 def prime(row: Row) -> dict[str, Any]:
   """A program of PRIME's validation set, which ProRL's tables use.
 
@@ -344,6 +367,7 @@ def prime(row: Row) -> dict[str, Any]:
 # Science, and instructions.
 
 
+@published
 def gpqa_diamond(row: Row) -> dict[str, Any]:
   """A question and four choices, which a hash shuffles."""
   wrong = {f"Incorrect Answer {i}": "" for i in (1, 2, 3)}
@@ -352,6 +376,7 @@ def gpqa_diamond(row: Row) -> dict[str, Any]:
   return _record("gpqa_diamond", "stem", question, answer=right, **wrong)
 
 
+@published
 def ifeval(row: Row) -> dict[str, Any]:
   """Instructions by id, each with its arguments."""
   ids: Sequence[Any] = column(row, "instruction_id_list", list)
@@ -371,6 +396,7 @@ def ifeval(row: Row) -> dict[str, Any]:
   return _record("ifeval", "instructions", prompt, instructions=instructions)
 
 
+@published
 def gym(row: Row) -> dict[str, Any]:
   """A puzzle as `suite_puzzles` writes it."""
   entry = column(row, "entry", dict)
