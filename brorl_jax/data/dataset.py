@@ -28,7 +28,7 @@ fields as columns; null means that the field is missing. The fields:
                 {"check": source of check(candidate), "fn_name": ...}; or a
                 list of {"input": ..., "output": ...}.
   time_limit    code, optional: CPU seconds of one test, at most 60. Default:
-                the config's code_test_s.
+                the config's code_s[0].
   instructions  instructions: a list of {"id": "keywords:existence",
                 "kwargs": {...}}, ids and arguments as in IFEval.
   entry         gym: the puzzle with its question, answer and metadata.
@@ -47,9 +47,6 @@ Not detected: contradictory instructions, and checks that accept any program.
 The entry of an `Example` is, for math {"answer"}; stem {"answer"} and optional
 "choices"; code {"tests"} and optional "time_limit"; instructions
 {"instructions"}; gym the record's entry.
-
-A line of `read_pairs`, for supervised training, has "prompt" or "messages" and
-"response", the text to learn. Other columns are ignored. No verifier runs.
 """
 
 import collections
@@ -64,9 +61,8 @@ from typing import Any, NamedTuple
 from brorl_jax.data import files, schema
 from brorl_jax.data.files import DataError, Place
 from brorl_jax.data.schema import PLAIN, Form
-from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import MADE, Domain, Example, Field
-from brorl_jax.verdicts.domains import DRAW, OWN
+from brorl_jax.verdicts.base import MADE, Domain, Example
+from brorl_jax.verdicts.domains import DRAW
 from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 
 # Bytes of a row that a function reads: LiveCodeBench has tests of many MB.
@@ -282,7 +278,7 @@ def sides(
       raise DataError(
         "data.drop_overlap: every prompt of data.files is held out; name others"
       )
-  both = "remove one, or set --config.data.drop_overlap"
+  both = "remove one, or set --config.data.drop_overlap=True"
   refuse_overlap(train, held, remedy=both)
   return train, held
 
@@ -373,38 +369,3 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
         f"{place}: training may generate this held-out puzzle of {task}; "
         "remove it from the held-out file"
       )
-
-
-# Pairs.
-
-PAIR_FIELDS = ("prompt", "messages", "response", "id")
-
-
-def read_pairs(
-  paths: str | Sequence[str],
-  *,
-  names: Mapping[str, str],
-  beside: Sequence[str] = (),
-  skip_bad: bool = False,
-) -> Data:
-  """Reads prompts with responses, entry["response"], as `read` reads examples.
-
-  `names` maps fields to columns that are named otherwise.
-  """
-  form = Form(names=names, sole=_PAIR)
-  return read(paths, form=form, beside=beside, domains={}, skip_bad=skip_bad)
-
-
-def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
-  if "response" not in own:
-    remedy = "add it, or name its column: --config.data.fields=response:COLUMN"
-    raise Refused("response", f"missing; {remedy}")
-  return own
-
-
-_PAIR = dataclasses.replace(
-  OWN,  # of which no verifier is called either
-  name="pairs",
-  fields={"response": Field(lambda value: strict_json.text(value, "response"))},
-  check_reference=_entry,
-)

@@ -21,7 +21,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
@@ -29,9 +29,10 @@ from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 _COLUMNAR = (".parquet", ".arrow")
 _Row = tuple[bytes, dict[str, Refused]]
 ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
-# Read if a folder holds no other files: it is also the ending of descriptions.
-_JSON = (".json",)
+# Read where there is nothing else: also the ending of descriptions.
+_JSON = (*ENDINGS, ".json")
 _DESCRIPTIONS = ("dataset_dict", "dataset_info", "dataset_infos", "state")
+_MAX_HELD = 1 << 28  # bytes of a line
 _BATCH = 64  # rows of parquet in memory at a time
 
 _LFS = b"version https://git-lfs"
@@ -60,7 +61,7 @@ class Place:
   line: int
 
   def __str__(self) -> str:
-    unit = "row" if self.file.endswith(_COLUMNAR + _JSON) else "line"
+    unit = "line" if self.file.endswith(".jsonl") else "row"
     return f"{self.file}, {unit} {self.line}"
 
 
@@ -148,7 +149,7 @@ def _refuse_file(path: str) -> None:
     raise DataError(f"{path}: file does not exist{remedy}")
   if not os.path.isfile(path):
     raise DataError(f"{path}: not a file; name files, such as {path}/*.jsonl")
-  if not path.endswith(ENDINGS + _JSON):
+  if not path.endswith(_JSON):
     ending = os.path.splitext(path)[1]
     packed = "unpack it" if ending in (".gz", ".zst") else "convert it"
     remedy = f"{packed} to .parquet, or to .jsonl with one object per line"
@@ -173,19 +174,14 @@ def _of_hub(path: str) -> Iterator[File]:
 def _downloaded(name: str, split: str, revision: str | None) -> str:
   import huggingface_hub  # comes with transformers; loads in a second
 
-  begins = (f"{split}{_AFTER}", f"*/{split}{_AFTER}") if split else ("",)
+  wanted = [f"*{ending}" for ending in ENDINGS]
+  if split:
+    ways = itertools.product(("", "*/"), _JSON)
+    wanted = [f"{above}{split}{_AFTER}*{end[1:]}" for above, end in ways]
   try:
-    for endings in (ENDINGS, _JSON):
-      ways = itertools.product(begins, endings)
-      folder = huggingface_hub.snapshot_download(
-        name,
-        repo_type="dataset",
-        revision=revision,
-        allow_patterns=[f"{begin}*{end[1:]}" for begin, end in ways],
-      )
-      if [*_inside(pathlib.Path(folder), endings)]:
-        break
-    return folder
+    return huggingface_hub.snapshot_download(
+      name, repo_type="dataset", revision=revision, allow_patterns=wanted
+    )
   except Exception as e:  # no network, no such name, no permission, ...
     why = (str(e).splitlines() or [type(e).__name__])[0]
     at = f" --revision {revision}" if revision else ""
@@ -205,10 +201,10 @@ def _of_folder(
 
   Messages name it as `given`; `remedy` is for a folder without files.
   """
-  every = (_inside(pathlib.Path(folder), some) for some in (ENDINGS, _JSON))
-  inside = next(filter(None, map(sorted, every)), [])
+  inside = sorted(_inside(pathlib.Path(folder)))
   if split:
     inside = _of_split(given, split, inside)
+  inside = [path for path in inside if path.endswith(ENDINGS)] or inside
   splits = sorted({name for path in inside for name in _SPLITS.findall(path)})
   if len(splits) > 1 and not _SPLITS.search(f"/{split}/"):
     name, at, revision = given.partition("@")
@@ -219,21 +215,20 @@ def _of_folder(
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
     raise DataError(
-      f"{given}: contains {what} that ends in {', '.join(ENDINGS + _JSON)}"
-      f"{remedy}"
+      f"{given}: contains {what} that ends in {', '.join(_JSON)}{remedy}"
     )
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
 
 
-def _inside(folder: pathlib.Path, endings: tuple[str, ...]) -> Iterator[str]:
+def _inside(folder: pathlib.Path) -> Iterator[str]:
   for path in folder.rglob("*"):
     inside = path.relative_to(folder)
     # Files of tools: .cache/huggingface, and caches of `datasets`.
     hidden = any(part.startswith(".") for part in inside.parts)
     if hidden or inside.name.startswith("cache-") or not path.is_file():
       continue
-    if inside.name.endswith(endings) and inside.stem not in _DESCRIPTIONS:
+    if inside.name.endswith(_JSON) and inside.stem not in _DESCRIPTIONS:
       yield inside.as_posix()
 
 
@@ -258,21 +253,18 @@ def read(
 ) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   """The records of a file with their line or row numbers.
 
-  A bad line is its error, and so is a bad value. Neither the whole file nor a
-  line longer than `most` bytes is held in memory, but for a .json with a list.
+  A bad line is its error, and so are a bad value and a line of more than `most`
+  bytes. Of a file only a line is held in memory, but all of a list in a .json.
   Without `nulls`, null in a columnar file means that the field is missing.
   """
   empty = True
-  if path.endswith(_COLUMNAR):
-    lines = _rows(path, nulls, most)
-  else:
-    lines = _listed(path, most) if _is_list(path) else _lines(path, most)
+  lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
   for number, text in lines:
     empty = False
     try:
-      if isinstance(text, Refused):
-        raise text
       record, bad = text if isinstance(text, tuple) else (text, {})
+      if len(record.rstrip(b"\r\n")) > most:
+        raise Refused("", f"longer than {most:,} bytes; shorten the example")
       yield number, strict_json.parse(record) | bad
     except Refused as refused:
       yield number, refused
@@ -280,51 +272,35 @@ def read(
     raise DataError(f"{path}: the file has no records")
 
 
-def _is_list(path: str) -> bool:
-  with _opening(path), open(path, "rb") as file:
-    return path.endswith(".json") and file.read(100).lstrip()[:1] == b"["
-
-
-def _listed(path: str, most: int) -> Iterator[tuple[int, bytes | Refused]]:
-  with _opening(path), open(path, "rb") as file:
-    try:
-      rows = json.load(file)
-    except (ValueError, RecursionError) as error:
-      raise DataError(f"{path}: not JSON: {show(str(error))}") from error
-  for number, row in enumerate(rows, 1):
-    text = json.dumps(row).encode()
-    yield number, text if len(text) <= most else _too_long(most)
-
-
-@contextlib.contextmanager
-def _opening(path: str) -> Iterator[None]:
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
   try:
-    yield
+    with open(path, "rb") as file:
+      if path.endswith(".json") and file.peek().lstrip()[:1] == b"[":
+        yield from enumerate(_elements(path, file), 1)
+        return
+      number = 0
+      while line := file.readline(_MAX_HELD):
+        number += 1
+        if number == 1 and line.startswith(_LFS):
+          raise DataError(
+            f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
+          )
+        yield number, line
+        while len(line) == _MAX_HELD and not line.endswith(b"\n"):
+          line = file.readline(_MAX_HELD)
   except OSError as error:
     raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _lines(path: str, most: int) -> Iterator[tuple[int, bytes | Refused]]:
-  with _opening(path), open(path, "rb") as file:
-    number = 0
-    # Two more than the limit: "\r\n" ends the longest line.
-    while line := file.readline(most + 2):
-      number += 1
-      if number == 1 and line.startswith(_LFS):
-        raise DataError(
-          f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
-        )
-      if len(line.rstrip(b"\r\n")) <= most:
-        yield number, line
-        continue
-      while line and not line.endswith(b"\n"):
-        line = file.readline(most)
-      yield number, _too_long(most)
+def _elements(path: str, file: IO[bytes]) -> list[bytes]:
+  """The elements of a list, as lines of JSON."""
+  try:
+    return [json.dumps(row).encode() for row in json.load(file)]
+  except (ValueError, RecursionError) as error:
+    raise DataError(f"{path}: not JSON: {show(str(error))}") from error
 
 
-def _rows(
-  path: str, nulls: bool, most: int
-) -> Iterator[tuple[int, _Row | Refused]]:
+def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row]]:
   ending = path.rpartition(".")[2]
   try:  # imported here because the library is large and optional
     import pyarrow
@@ -348,7 +324,7 @@ def _rows(
         columns = dict(zip(names, batch.columns, strict=True))
         for i in range(batch.num_rows):
           number += 1
-          yield number, _row(columns, i, nulls, most)
+          yield number, _row(columns, i, nulls)
     except broken as error:
       raise DataError(
         f"{path}, row {number + 1}: cannot be read: {show(str(error))}"
@@ -369,9 +345,7 @@ def _opened(
   return stream.schema.names, iter(stream)
 
 
-def _row(
-  columns: dict[str, Any], i: int, nulls: bool, most: int
-) -> _Row | Refused:
+def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row:
   """A row as a line of JSON, and the errors of values that are not JSON."""
   values, bad = {}, {}
   for name, column in columns.items():
@@ -383,8 +357,7 @@ def _row(
         values[name] = value
     except Exception as e:  # of pyarrow too, for a date that Python lacks
       bad[name] = Refused(name, f"not JSON: {show(str(e))}; write it as text")
-  text = json.dumps(values, ensure_ascii=False).encode()
-  return (text, bad) if len(text) <= most else _too_long(most)
+  return json.dumps(values, ensure_ascii=False).encode(), bad
 
 
 def _without_nulls(value: Any) -> Any:
@@ -394,7 +367,3 @@ def _without_nulls(value: Any) -> Any:
   if isinstance(value, list):
     return [_without_nulls(v) for v in value]
   return value
-
-
-def _too_long(most: int) -> Refused:
-  return Refused("", f"longer than {most:,} bytes; shorten the example")

@@ -216,12 +216,6 @@ def load(
   return policy, params, step
 
 
-def inherited(source: pathlib.Path) -> dict[str, str]:
-  """Name and text of a directory's record of training data, if it has one."""
-  path = tokenizer.model_file(source / TRAINED_ON)
-  return {TRAINED_ON: path.read_text()} if path.is_file() else {}
-
-
 def check_vocabulary(
   source: str | pathlib.Path, text: tokenizer.Tokenizer, policy: Policy
 ) -> None:

@@ -321,16 +321,13 @@ class Examples:
     Files continue where the previous step ended. Puzzles are unlimited: (step,
     p) identifies one, and p starts from 0 in each step.
     """
-    count = self._c.distinct_prompts
-    if count:
-      shuffled = np.random.default_rng([self._seed, step]).permutation(count)
-      return shuffled[:most].tolist()
     start = progress.drawn if self._train else 0
     return range(start, start + most)
 
   def _draw(self, step: int, position: int) -> Example:
-    anew = not self._train and not self._c.distinct_prompts
-    number = base.candidate_index(step, position) if anew else position
+    number = position
+    if not self._train:
+      number = base.candidate_index(step, position)
     domain, element = self._order[number]
     if domain in self._train:
       return self._train[domain][element]

@@ -147,9 +147,9 @@ def from_hub(name, row, folder, monkeypatch):
   where, _, revision = suite_rows.HUB[name].partition("@")
   repository, _, split = where.partition(":")
   lines(folder / "set" / f"{split}.jsonl", row)
-  of = f"datasets--{repository.replace('/', '--')}"
+  kept = f"datasets--{repository.replace('/', '--')}"
   revisions = {revision or "main": folder / "set"}
-  hub_cache.made(folder, monkeypatch, of=of, **revisions)
+  hub_cache.made(folder, monkeypatch, kept, **revisions)
   files._downloaded.cache_clear()
   return heldout(name)
 
@@ -175,19 +175,15 @@ def test_what_a_prompt_and_an_entry_say(tmp_path):
     "commas.\n\nGive the answer in this unit: cm"
   )
   assert one("codeforces")["time_limit"] == 12.0
-  assert (one("codecontests")["time_limit"], one("taco")["time_limit"]) == (
-    7.5,
-    8,
-  )
+  assert one("codecontests")["time_limit"] == 7.5
+  assert one("taco")["time_limit"] == 8.0
   assert "Example:\n1 2\n\nOutput:\n3\n" in one("codeforces")["prompt"]
   calls = lcb("functional", [("1\n2", "3")], [("3\n4", "7")], func_name="f")
   record = one("livecodebench", calls)
   assert record["tests"]["fn_name"] == "f"
   assert record["prompt"].endswith("def f(self, a, b):\n```")
-  plain = {
-    **LCB,
-    "private_test_cases": json.dumps(cases("stdin", ("5 5", "10"))),
-  }
+  private = json.dumps(cases("stdin", ("5 5", "10")))
+  plain = {**LCB, "private_test_cases": private}
   assert one("livecodebench", plain)["tests"]["outputs"] == ["3\n", "10"]
   lines(tmp_path / "gpqa_diamond.jsonl", GPQA)
   (example,) = heldout(f"stem,{tmp_path}").examples
@@ -220,7 +216,7 @@ class Run:
     ("livecodebench", lcb("functional", ["12"], ["12"]), "func_name", "empty"),
     ("apps", {"input_output": "{}"}, "input_output", "leave this row out"),
     ("codecontests", {"input_file": "in.txt"}, "input_file", "use files"),
-    ("codeforces", {"generated_checker": "def"}, "generated_checker", "outputs"),
+    ("codeforces", {"generated_checker": "def"}, "generated_checker", "output"),
     ("codeforces", {"interaction_format": "i"}, "interaction_format", "judge"),
     ("codeforces", {"input_mode": "file"}, "input_mode", "reads a file"),
     ("codeforces", {"official_tests_complete": False},
@@ -268,7 +264,7 @@ def test_bad_rows_are_counted_and_others_read(tmp_path):
     ("maths", "'maths' does not exist; choose math, code ... aime24"),
     ("prime+apps", "prime has problems of apps; name one"),
     ("aime24,{}", "'aime24' is not in {} ... 'hf download HuggingFaceH4/"
-      "aime_2024 --repo-type dataset --include '*train*' --local-dir {}/aime24'"),
+      "aime_2024 --repo-type dataset --include '*train*' --local-dir ..."),
     ("stem,{}", "Idavidrein/gpqa --repo-type dataset --revision refs/convert"),
     ("gym,{}", "python -m brorl_jax.configs.suite_puzzles {}/gym.jsonl"),
   ],

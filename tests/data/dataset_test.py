@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/data/dataset.py: examples and pairs."""
+"""Tests of brorl_jax/data/dataset.py: examples."""
 
 import dataclasses
 import datetime
@@ -711,49 +711,3 @@ def test_a_record_that_no_file_names_needs_an_id():
   reader.add(record, place, "a", "a/1")
   reader.add({**record, "id": "own"}, place, "a", "a/2")
   assert [example.id for example in reader.examples] == ["a/1", "own"]
-
-
-# Pairs.
-
-
-def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
-  talk = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "2 + 2?"},
-  ]
-  path = plain(
-    tmp_path / "a.jsonl",
-    {"question": "1 + 1?", "out": {"text": " two\n"}},
-    {"question": "1 + 1?", "out": {"text": "2"}},  # a prompt may have several
-  )
-  names = {"prompt": "question", "response": "out.text"}
-  data = dataset.read_pairs(path, names=names)
-  # As it is written, blanks included.
-  assert [x.entry["response"] for x in data.examples] == [" two\n", "2"]
-  assert [x.id for x in data.examples] == ["a/1", "a/2"]
-  asked = ({"role": "user", "content": "1 + 1?"},)
-  assert [x.messages for x in data.examples] == [asked] * 2
-  line = {"messages": talk, "response": "4", "domain": "chat", "score": 0.5}
-  path = plain(tmp_path / "b.jsonl", line)
-  (one,) = dataset.read_pairs(path, names={}).examples
-  assert list(one.messages) == talk and one.entry["response"] == "4"
-
-
-@pytest.mark.parametrize(
-  "line, says",
-  [
-    ({"prompt": "1?"}, "field 'response': missing"),
-    ({"prompt": "1?"}, "--config.data.fields=response:COLUMN"),
-    ({"prompt": "1?", "response": 3}, "field 'response': 3; write it as text"),
-    ({"prompt": "1?", "response": " "}, "field 'response': empty"),
-    ({"prompt": "1?", "response": "a <|im_end|>"}, "is a control token"),
-    ({"response": "a"}, "field 'prompt': missing"),
-    ({"prompt": "", "response": "a"}, "field 'prompt': empty"),
-  ],
-)
-def test_what_is_no_pair_is_refused_by_line_and_field(tmp_path, line, says):
-  path = plain(tmp_path / "a.jsonl", {"prompt": "1?", "response": "x"}, line)
-  with refuses(DataError, f"{path}, line 2, field ... {says}"):
-    dataset.read_pairs(path, names={})
-  data = dataset.read_pairs(path, names={}, skip_bad=True)
-  assert len(data.examples) == len(data.skipped) == 1

@@ -121,21 +121,6 @@ def test_candidates_without_end_are_numbered_from_0():
   assert examples().example(1, 0) != examples().example(2, 0)
 
 
-@pytest.mark.ci
-def test_a_run_of_so_many_prompts_draws_each_once_in_a_step():
-  some = configured.examples(config(distinct_prompts=12), text())
-  orders = [some.candidates(step, RunState(), most=99) for step in (1, 2, 1)]
-  assert all(sorted(order) == list(range(12)) for order in orders)
-  assert orders[0] == orders[2] != orders[1]
-  assert some.candidates(1, RunState(), most=4) == orders[0][:4]
-  # A number names the same prompt in every step.
-  for p in range(12):
-    assert some.example(1, p) == some.example(2, p)
-  assert len({some.example(9, p).id for p in range(12)}) == 12
-  other = configured.examples(config(distinct_prompts=12, seed=1), text())
-  assert other.candidates(1, RunState(), most=99) != orders[0]
-
-
 def lines(count=60):
   family = gym.Family("chain_sum", {"min_digits": 1, "max_digits": 1})
   return [
