@@ -113,7 +113,7 @@ def download(name: str, to: pathlib.Path) -> str:
   repository, _, split = where.partition(":")
   at = f" --revision {revision}" if revision else ""
   return (
-    f"hf download {repository} --repo-type dataset{at} --include '*{split}*' "
+    f'hf download {repository} --repo-type dataset{at} --include "*{split}*" '
     f"--local-dir {to}"
   )
 

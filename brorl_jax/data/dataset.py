@@ -56,7 +56,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from brorl_jax.data import files, schema
 from brorl_jax.data.files import DataError, Place

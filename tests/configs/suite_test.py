@@ -216,7 +216,7 @@ class Run:
     ("livecodebench", lcb("functional", ["12"], ["12"]), "func_name", "empty"),
     ("apps", {"input_output": "{}"}, "input_output", "leave this row out"),
     ("codecontests", {"input_file": "in.txt"}, "input_file", "use files"),
-    ("codeforces", {"generated_checker": "def"}, "generated_checker", "output"),
+    ("codeforces", {"generated_checker": "def"}, "generated_checker", "may be"),
     ("codeforces", {"interaction_format": "i"}, "interaction_format", "judge"),
     ("codeforces", {"input_mode": "file"}, "input_mode", "reads a file"),
     ("codeforces", {"official_tests_complete": False},
@@ -264,7 +264,7 @@ def test_bad_rows_are_counted_and_others_read(tmp_path):
     ("maths", "'maths' does not exist; choose math, code ... aime24"),
     ("prime+apps", "prime has problems of apps; name one"),
     ("aime24,{}", "'aime24' is not in {} ... 'hf download HuggingFaceH4/"
-      "aime_2024 --repo-type dataset --include '*train*' --local-dir ..."),
+      "aime_2024 --repo-type dataset --include \"*train*\""),
     ("stem,{}", "Idavidrein/gpqa --repo-type dataset --revision refs/convert"),
     ("gym,{}", "python -m brorl_jax.configs.suite_puzzles {}/gym.jsonl"),
   ],
