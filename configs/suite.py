@@ -32,6 +32,7 @@ from brorl_jax.configs import base, suite_rows
 from brorl_jax.verdicts.base import MADE
 
 ROWS = "brorl_jax.configs.suite_rows"
+SCRIPT = "brorl_jax.configs.suite_puzzles"
 SUITES = {
   "math": ("aime24", "aime25", "amc", "math500", "minerva", "olympiadbench"),
   "code": ("humanevalplus", "livecodebench", "prime"),
@@ -126,7 +127,7 @@ def local(name: str, folder: pathlib.Path) -> str:
   path = folder / name
   if not path.is_dir():
     if name == MADE:
-      remedy = f"python -m brorl_jax.configs.suite_puzzles {path}.jsonl"
+      remedy = f"python -m {SCRIPT} {path}.jsonl"
     else:
       remedy = download(name, path)
     raise ValueError(
@@ -142,6 +143,22 @@ def local(name: str, folder: pathlib.Path) -> str:
   return f"{path}:{split}" if named else str(path)
 
 
+def coverage(folder: str) -> str:
+  """How many of the 96 tasks a suite has, and which it lacks."""
+  out = ", ".join(LEFT_OUT)
+  why = (
+    f"{len(LEFT_OUT)} are left out (brorl_jax/verdicts/gym/tables.py): {out}"
+  )
+  if folder:
+    most = len(GENERATED) + len(FROM_FILE)
+    return f"gym: at most {most} of 96 tasks, those of the file; {why}"
+  more = ", ".join(FROM_FILE)
+  return (
+    f"gym: {len(GENERATED)} of 96 tasks; {len(FROM_FILE)} need a file "
+    f"(python -m {SCRIPT} DIR/gym.jsonl): {more}; {why}"
+  )
+
+
 def get_config(names: str = "all"):
   names, _, folder = names.partition(",")
   sets = chosen(names)
@@ -153,6 +170,8 @@ def get_config(names: str = "all"):
       files[name] = local(name, pathlib.Path(folder))
     elif name != MADE:
       files[name] = f"hub:{suite_rows.HUB[name]}"
+  if MADE in sets:
+    suite_rows.tell(coverage(folder))
   c.data.heldout_files = tuple(files.values())
   c.data.fields = ";".join(
     f"{file}={ROWS}:{name}" for name, file in files.items()

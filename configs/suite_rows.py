@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import pickletools
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,12 @@ HUB: Mapping[str, str] = {
   "gpqa_diamond": "Idavidrein/gpqa:gpqa_diamond/train@refs/convert/parquet",
   "ifeval": "google/IFEval:ifeval_input_data",
 }
+
+
+@functools.cache
+def tell(line: str) -> None:
+  """Prints a line once, however often the config is read."""
+  print(line, file=sys.stderr)
 
 
 _KINDS = {str: "a text", list: "a list", dict: "an object"}

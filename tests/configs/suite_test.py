@@ -292,6 +292,8 @@ def test_the_96_tasks_are_in_one_of_three_groups():
   assert gym.ALLOWED >= {*suite.GENERATED}
   assert {*suite.FROM_FILE} <= gym.STORED.keys() | {"rearc"}
   assert {*suite.LEFT_OUT} <= gym.REFUSED.keys()
+  assert mentions(suite.coverage(""), "70 of 96 ... 17 need ... 9 are left out")
+  assert mentions(suite.coverage("DIR"), "at most 87 of 96 ... word_ladder")
 
 
 def test_all_is_every_suite_and_the_sampling_is_published():
