@@ -166,7 +166,11 @@ class Eval(Section):
 
   every: int = setting(10, "Steps between evaluations.", unit="steps")
   prompts: int = setting(
-    60, "Held-out prompts per task.", unit="prompts", evaluated=True
+    60,
+    "Held-out prompts per task. 0: all of the files, and 100 puzzles of each "
+    "family, or as many as there are.",
+    unit="prompts",
+    evaluated=True,
   )
   n: int = setting(
     16, "Samples per held-out prompt.", source="stated", evaluated=True
@@ -175,10 +179,19 @@ class Eval(Section):
     0.6, "0: greedy.", source="stated", evaluated=True
   )
   top_p: float = setting(0.95, "1: off.", source="stated", evaluated=True)
+  max_new_tokens: int = setting(
+    0,
+    "Longest response, including its end token. 0: that of sampling.",
+    unit="tokens",
+    evaluated=True,
+  )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "every", "prompts", "n")
+    yield from self.at_least(1, "every", "n")
+    yield from self.at_least(0, "prompts", zero="all")
     yield from self.at_least(0, "temperature", zero="greedy")
+    zero = "that of sampling"
+    yield from self.at_least(0, "max_new_tokens", zero=zero)
     yield "top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1; 1 is off"
 
 

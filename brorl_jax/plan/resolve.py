@@ -362,10 +362,12 @@ def _phase(
 
 
 def _check_lengths(c: Config, max_positions: int) -> None:
-  longest = c.data.prompt_tokens + c.sampling.max_new_tokens
+  lengths = {"sampling": c.sampling.max_new_tokens, "eval": c.heldout_tokens}
+  name = max(lengths, key=lengths.__getitem__)
+  longest = c.data.prompt_tokens + lengths[name]
   if longest > max_positions:
     raise ValueError(
-      f"config.data.prompt_tokens + sampling.max_new_tokens = {longest} must "
+      f"config.data.prompt_tokens + {name}.max_new_tokens = {longest} must "
       f"be at most {max_positions}, the longest input of this checkpoint"
     )
 
@@ -484,10 +486,12 @@ def _heldout_plan(
     tasks += len(c.data.families)
   prompts, rows = c.eval.prompts * max(tasks, 1), axes.rows
   most = c.sampling.in_flight // processes // c.eval.n // rows
-  each = max(min(most, -(-prompts // processes // rows)), 1)
+  each = max(min(most, -(-prompts // processes // rows) or most), 1)
   while True:
     load = _load(c, policy, axes, held, c.eval.n, each * rows)
-    load = dataclasses.replace(load, cut=c.eval.top_p < 1.0)
+    load = dataclasses.replace(
+      load, cut=c.eval.top_p < 1.0, max_new_tokens=c.heldout_tokens
+    )
     try:
       return memory.rollouts(
         load, policy.target.memory_bytes, slots=c.sampling.slots or None

@@ -22,6 +22,7 @@ from brorl_jax.verdicts.strict_json import did_you_mean, show
 
 _SHOWN_REASONS = 5  # why lines are left out, most first
 _NAMED = 12  # unused columns that are named
+_PUZZLES = 100  # of a family, if all prompts are evaluated
 _PROBES = 256  # prompts per family whose length is checked at the start
 # DRAW.puzzle takes indexes below 2**44; 2 million steps need 2**41.
 _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
@@ -259,15 +260,22 @@ class Examples:
       data_order.refuse_changes(before, self.fingerprint)
 
   def heldout(self) -> list[Example]:
-    """The held-out prompts, eval.prompts per task; training never uses them."""
+    """The held-out prompts, eval.prompts per task or all; training never uses
+    them.
+    """
     by_task = collections.defaultdict[str, list[Example]](list)
     for example in self._heldout:
       if example.domain in self.domains:
         by_task[example.task].append(example)
     count = self._evaluated
-    out = [e for task in by_task.values() for e in task[:count]]
+    out = [e for task in by_task.values() for e in task[: count or None]]
     try:
-      made = DRAW.heldout(self.families, per_family=count, seed=self._seed)
+      made = DRAW.heldout(
+        self.families,
+        per_family=count or _PUZZLES,
+        seed=self._seed,
+        fewer=not count,
+      )
     except ValueError as e:
       raise ValueError(f"config.eval.prompts = {count}: {e}") from None
     for example in made:

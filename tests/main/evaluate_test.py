@@ -114,12 +114,20 @@ def test_an_evaluation_leaves_what_it_promises(whole):
     *("run.seed", "policy.dtype", "data.prompt_tokens"),
     *("sampling.max_new_tokens", "sampling.int8_cache"),
     *("eval.prompts", "eval.n", "eval.temperature", "eval.top_p"),
+    "eval.max_new_tokens",
   }
   mean = np.mean([r["pass"] for r in records])
   assert said["all"]["pass_at_k"]["1"] == pytest.approx(mean)
   about = json.loads((workdir / "config.json").read_text())
   assert about["mode"] == "evaluate" and about["config"]["eval"]["n"] == 4
   assert about["evaluated"]["weights"] == said["weights"]
+
+
+def test_an_evaluation_has_a_length_of_its_own(whole, tmp_path):
+  _, records = whole
+  length = config().sampling.max_new_tokens
+  changes = dict(max_new_tokens=2, eval_max_new_tokens=length)
+  assert run(tmp_path, **changes) == records
 
 
 def test_the_table_shows_the_summary(whole):

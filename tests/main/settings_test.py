@@ -74,13 +74,14 @@ def test_accepts_the_edge_of_what_works(changes):
 
 
 COUNTS = """steps samples max_oversampling prompt_tokens max_new_tokens
-  minibatches save_every keep_checkpoints eval_every eval_prompts eval_n
+  minibatches save_every keep_checkpoints eval_every eval_n
   mesh_data mesh_tensor mesh_expert stop_right repeat_ngram
   length_buffer""".split()
 NOT_NEGATIVE = """guard.kl guard.end_after kl_weight warmup
   lr_samples weight_decay boost entropy_weight""".split()
 OR_ZERO = """optim.spike slots lanes memory_bytes in_flight rows blocks
-  run.max_samples theory_prompts reset_every reset_stalled""".split()
+  run.max_samples theory_prompts reset_every reset_stalled eval_prompts
+  eval_max_new_tokens""".split()
 POSITIVE = """temperature clip_high lr eps max_grad_norm
   reward.timeout_s""".split()
 FLOATS = "guard.kl kl_weight weight_decay boost entropy_weight optim.spike"

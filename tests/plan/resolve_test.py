@@ -386,6 +386,8 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     (1, {"max_new_tokens": 32729},
      "config.data.prompt_tokens + sampling.max_new_tokens = 32769 ... at most "
      "32768"),
+    (1, {"eval_max_new_tokens": 32729},
+     "config.data.prompt_tokens + eval.max_new_tokens = 32769"),
     (1, {"memory_bytes": 10**6},
      "config.devices.memory_bytes ... rollouts of 16 x 6 tokens ... "
      "use larger devices"),

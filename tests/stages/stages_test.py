@@ -252,6 +252,10 @@ def test_heldout_files_must_not_be_trained_on(tmp_path):
   assert some.files == dataset.file_digests(str(tmp_path / "sums.jsonl"))
   assert len(some._train["gym"]) == 50
   assert [e.id for e in some.heldout()] == [f"sum-{i}" for i in range(50, 54)]
+  every = from_file(
+    tmp_path / "sums.jsonl", records[:50], eval_prompts=0, **held
+  )
+  assert [e.id for e in every.heldout()] == [r["id"] for r in records[50:]]
   with pytest.raises(ValueError, match=r"held\.jsonl.*sum-5\d.*sums\.jsonl"):
     from_file(tmp_path / "sums.jsonl", records[:51], **held)
 
