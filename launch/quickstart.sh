@@ -12,6 +12,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 prepare requirements.txt
+if command -v nvidia-smi >/dev/null && ! "$python" -c "import jax_plugins" 2>/dev/null; then
+  say "a GPU is here, but jax runs on the CPU; for CUDA: '$python' -m pip install '${root}[cuda12]'"
+fi
 workdir="$(absolute "${WORKDIR:-$root/runs/n512}")"
 cd "$root"
 say "python -m launch.wall.first --config=configs/n512.py --workdir=$workdir${*:+ $*}"
