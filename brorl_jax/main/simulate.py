@@ -36,7 +36,7 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
   sgd = simulator.Sgd(c.sgd_lr)
   both = (("adamw", adamw), ("sgd", sgd))
-  plan = [(*how, n) for how in both for n in sorted(c.n)]
+  plan = [(name, how, n) for name, how in both for n in sorted(c.n)]
   results, out = [], workdir / "report"
   with folder.hold(workdir):
     progress = metrics.Progress(after=0, steps=len(plan), unit="run")
