@@ -85,12 +85,6 @@ def metrics(run: pathlib.Path) -> list[dict]:
   return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_examples_have_five_lines():
-  for name in ("my_reward.py", "my_loss.py", "mine.py"):
-    code = [line for line in example(name).splitlines() if line.strip()]
-    assert len(code) <= 5, name
-
-
 OWN_REWARD = """--config=smoke --config.data.files=('train.jsonl',)
   --config.data.fields=prompt:question --config.data.heldout_one_in=3
   --config.reward.verifier=('my_reward.py:score',)""".split()
