@@ -602,44 +602,38 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
 
 def test_a_run_that_read_by_a_function_and_dropped_prompts(tmp_path):
   mine, path = tmp_path / "mine.py", tmp_path / "a.jsonl"
-  source = 'def row(row): return {"prompt": row["q"], "answer": "4"}'
-  mine.write_text(source)
+  mine.write_text('def row(r): return {"prompt": r["q"], "answer": "4"}')
   made.dump(path, [{"q": f"{i} + 1 = ?"} for i in range(9)])
+  rows = lambda *numbers: made.dump(
+    tmp_path / "b.jsonl",
+    [{"prompt": f"{i} +1 = ?", "answer": "4"} for i in numbers],
+  )
+  rows(3, 50)
   changes = {"data.files": (str(path),), "data.drop_overlap": True}
   changes |= {"data.heldout_files": (str(tmp_path / "b.jsonl"),)}
   changes |= {"data.fields": f"{path}={mine}:row", "data.domain": "math"}
-  held_rows = [{"prompt": f"{i} +1 = ?", "answer": "4"} for i in (3, 50)]
-  made.dump(tmp_path / "b.jsonl", held_rows)
-  some = examples.Examples(
-    config(**changes, prompt_tokens=80), tokenizer.Tokenizer(huggingface.ASSETS)
-  )
-  assert (
-    len(some._train["math"]) == 8 and "1: also a held-out" in some.log_lines[1]
-  )
-  c, trained_on = config(**changes), tmp_path / "run"
+  c, text = config(**changes), tokenizer.Tokenizer(huggingface.ASSETS)
+  some = examples.Examples(config(**changes, prompt_tokens=80), text)
+  trained, held_out = some._train["math"], some.placed(some._heldout)
+  assert len(trained) == 8 and "1: also a held-out" in some.log_lines[1]
+  run = tmp_path / "run"
+  run.mkdir()
   found = {"files": some.files, "forms": some.forms, "dropped": some.dropped}
-  trained_on.mkdir()
-  folder.write_config(sections.as_dict(c), trained_on, **found)
-  assert refuse(trained_on, some.placed(some._heldout)) == []
-  with refuses(ValueError, "a.jsonl, line 1: held-out prompt ... remove one"):
-    refuse(
-      trained_on, dataset.Data(some._train["math"], [f"{path}, line 1"] * 8)
-    )
-  mine.write_text(source + "  # changed")
+  folder.write_config(sections.as_dict(c), run, **found)
+  assert refuse(run, held_out) == []
+  with refuses(ValueError, "h: held-out prompt ... line 1; remove one"):
+    refuse(run, dataset.Data(trained, ["h"] * 8))
+  mine.write_text(f"{mine.read_text()}  # changed")
   own._run.cache_clear()
-  with refuses(ValueError, f"{mine}:row has changed since {trained_on}"):
-    refuse(trained_on, some.placed(some._heldout))
-  changes |= {"data.drop_overlap": False}
+  with refuses(ValueError, f"{mine}:row has changed since {run}"):
+    refuse(run, held_out)
+  read = lambda c: examples.read_files(c.data, own=False)
   flag = "remove one, or set --config.data.drop_overlap=True"
   with refuses(ValueError, f"b.jsonl, line 1 ... a.jsonl, line 4; {flag}"):
-    examples.read_files(config(**changes).data, own=False)
-  made.dump(
-    tmp_path / "b.jsonl",
-    [{"prompt": f"{i}+1=?", "answer": "4"} for i in range(9)],
-  )
+    read(config(**changes | {"data.drop_overlap": False}))
+  rows(*range(9))
   with refuses(ValueError, "every prompt of data.files is held out"):
-    changes |= {"data.drop_overlap": True}
-    examples.read_files(config(**changes).data, own=False)
+    read(c)
 
 
 def test_a_file_that_was_edited_after_training_is_refused(tmp_path):
