@@ -98,6 +98,7 @@ The decay constant gives t = 6.93 h.|6.93 h
 The half-life is T = 0.693/k = 6.93 h.|6.93 h
 The decay constant of the sample = 6.93 h.|6.93 h
 We assume that m = 2 kg.|2 kg
+So v = 0.5 m/s.|0.5 m/s
 """
 NONE = r"""
 Hence \boxed{\text{the field is zero inside}}|\boxed{}|An open \boxed{3, and

@@ -52,6 +52,7 @@ def test_from_the_hub_to_a_run_of_five_domains(hub, tmp_path, capsys):
   data = {"data.files": tuple(paths), "data.puzzles": True}
   some = drawn(**data)
   assert {some.example(1, p).domain for p in range(200)} == {*DOMAINS}
+  assert {e.task for e in some._train["code"]} == {"eurus2-taco"}
   # What a converted row is, the hub's row is for its function.
   fields = ";".join(f"{hub[n]}=brorl_jax.configs.public:{n}" for n in FOUR)
   data |= {"data.files": tuple(map(str, hub.values())), "data.fields": fields}
