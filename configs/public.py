@@ -161,7 +161,7 @@ def scp116k(row: Mapping[str, Any]) -> dict[str, Any]:
 def _is_value(text: str) -> bool:
   text = text.strip()
   bare = stem.unwrapped(text)
-  if not bare or len(text) > stem.MAX_GOLD:
+  if not bare:
     return False
   quantity = stem.read_quantity(text)
   if quantity is not None and quantity.known:

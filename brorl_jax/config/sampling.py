@@ -58,8 +58,8 @@ class DataConfig(Section):
     "",
     "Columns with other names: 'prompt:question,answer:reward_model.truth' "
     "reads the prompt from column `question` and the answer inside an object. "
-    "Or your own function, 'file.py:function', that makes a record of a row; "
-    "ValueError: it holds none. 'ENTRY=...;...': of that entry of the files.",
+    "Or your function, 'file.py:function': row -> record, or ValueError. "
+    "'ENTRY=HOW;...': of that entry of the files.",
   )
   domain: str = setting("", "Domain of lines without a `domain` field.")
   puzzles: bool = setting(
@@ -76,9 +76,7 @@ class DataConfig(Section):
     "instead of stopping.",
   )
   drop_overlap: bool = setting(
-    False,
-    "Leave out training prompts that are also in heldout_files, and count "
-    "them, instead of stopping.",
+    False, "Leave out, and count, training prompts that heldout_files have."
   )
   prompt_tokens: int = setting(
     40,
