@@ -44,6 +44,7 @@ _SEVERAL_OR_NONE = re.compile(
 _COMMAND = re.compile(
   r"\\(?:text|mathrm|operatorname|mathbf)\s*\{[\w ]*\}|\\[A-Za-z]+"
 )
+_WORD = re.compile(r"[^\W\d_]{2,}")
 _LONG_WORD = re.compile(r"[^\W\d_]{4}")
 # Words of which no name of a thing consists: those of sentences and of remarks.
 _NO_NAME = frozenset(
@@ -169,7 +170,8 @@ def _is_value(text: str) -> bool:
     return True
   if _NAME.fullmatch(bare):
     return _NO_NAME.isdisjoint(re.findall(r"[\w/']+", bare.lower()))
-  if _LONG_WORD.search(_COMMAND.sub(" ", text)):
+  words = _COMMAND.sub(" ", text)
+  if _LONG_WORD.search(words) or _NO_NAME & {*_WORD.findall(words.lower())}:
     return False
   try:
     math.check_reference(text)

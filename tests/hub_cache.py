@@ -9,14 +9,14 @@ from huggingface_hub import constants
 def made(
   folder: pathlib.Path,
   monkeypatch,
-  name: str = "models--maker--model",
+  *,
+  of: str = "models--maker--model",
   **revisions: pathlib.Path,
 ) -> list[pathlib.Path]:
   """The snapshots of maker/model, one for each revision: copies."""
-  cache = folder / "cache" / name
+  cache = folder / "cache" / of
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
   monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-  (cache / "refs").mkdir(parents=True)
   out = []
   for i, (revision, directory) in enumerate(revisions.items()):
     commit = f"{i:040x}"

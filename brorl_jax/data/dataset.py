@@ -90,11 +90,11 @@ class Skipped(NamedTuple):
     return f"{field} refused" if field else self.why
 
 
-def by_reason(skipped: Sequence[Skipped]) -> dict[str, tuple[int, Skipped]]:
-  """How many were left out for each reason, most first, and the first one."""
-  counts = collections.Counter(one.reason for one in skipped)
+def by_reason(skipped: Sequence[Skipped]) -> list[str]:
+  """A line for each reason, the most common first: how many, and the first."""
   first = {one.reason: one for one in reversed(skipped)}
-  return {reason: (n, first[reason]) for reason, n in counts.most_common()}
+  counts = collections.Counter(one.reason for one in skipped).most_common()
+  return [f"{n:,}: {why}; the first: {first[why]}" for why, n in counts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +105,10 @@ class Data:
   places: Sequence[Place | str]  # file and line of each example, for messages
   # Bad records, if they are left out, and prompts that `without` left out.
   skipped: Sequence[Skipped] = ()
+  # `Form.how` and `Form.digest` of each file, by absolute path.
+  forms: Mapping[str, Sequence[str]] = dataclasses.field(
+    default_factory=dict, compare=False
+  )
 
   @property
   def repeats(self) -> int:
@@ -131,80 +135,66 @@ def read(
   files of the run. Records may name only these domains. `skip_bad` lists bad
   records in `skipped`, instead of raising DataError at the first.
   """
-  reader = Reader(domains)
-  skipped = list[Skipped]()
+  kept: dict[str, tuple[Example, Place]] = {}  # by id
+  asked: dict[bytes, str] = {}  # id of the first example that asks this
+  skipped, forms = list[Skipped](), {}
   inputs = files.find(paths)
   names = files.names([*inputs, *(files.find(beside) if beside else ())])
   for file in inputs:
-    name = names[os.path.abspath(file.path)]
+    name = names[path := os.path.abspath(file.path)]
     its = form.entries.get(file.entry, form)
+    forms[path] = [its.how, its.digest]
     most = MAX_LINE if its.function is None else _MAX_ROW
     rows = files.read(file.path, nulls=its.sole is not None, most=most)
     for line, row in rows:
       place = Place(file.path, line)
       try:
-        if isinstance(row, Refused):
-          raise row
         record = schema.record(row, its)
-        reader.add(record, place, file.source, f"{name}/{line}", its)
-      except RuntimeError as error:
-        raise DataError(f"{place}: {error}; mend the function") from None
+        example = schema.example(
+          record, file.source, f"{name}/{line}", domains, its
+        )
+        first = asked.get(_asked(example), example.id)
+        _refuse_repeat(example, kept, first, domains)
+      except (ImportError, RuntimeError) as error:
+        # Not an error of the record, so never skipped.
+        raise DataError(f"{place}: cannot be checked: {error}") from error
       except Refused as refused:
+        refused = schema.with_column(refused, its)
         skipped.append(Skipped(place, refused.field, refused.why))
         if not skip_bad:
           raise DataError(str(skipped[-1])) from refused
-  if not reader.examples:
+      else:
+        asked[_asked(example)] = first
+        kept[example.id] = example, place
+  if not kept:
     raise DataError(
       f"all {len(skipped)} records are unusable; the first: {skipped[0]}"
     )
-  return Data(reader.examples, reader.places, skipped)
+  examples, places = zip(*kept.values(), strict=True)
+  return Data([*examples], [*places], skipped, forms)
 
 
-class Reader:
-  """Collects examples and refuses repeated ids and contradicting answers."""
-
-  def __init__(self, domains: Mapping[str, Domain]):
-    self._domains = domains
-    self.examples: list[Example] = []
-    self.places: list[Place] = []  # of each
-    self._ids: dict[str, Place] = {}
-    self._asked: dict[bytes, int] = {}
-
-  def add(
-    self, record: Mapping, place: Place, source: str, name="", form=PLAIN
-  ) -> None:
-    """Adds the example of a record, see `schema.example`.
-
-    Raises Refused, and adds nothing, if the record is bad, its id is taken, or
-    an earlier example has the same prompt and another answer; DataError if its
-    verifier is not installed.
-    """
-    try:
-      example = schema.example(record, source, name, self._domains, form)
-    except ImportError as error:
-      # Not an error of the record, so never skipped.
-      raise DataError(f"{place}: cannot be checked: {error}") from error
-    except Refused as refused:
-      raise schema.with_column(refused, form) from None
-    if example.id in self._ids:
-      other = self._ids[example.id]
-      raise Refused(
-        "id", f"{example.id!r} is also the id of {other}; make ids unique"
-      )
-    first = self._asked.setdefault(_asked(example), len(self.examples))
-    domain = self._domains.get(example.domain)
-    if first < len(self.examples) and domain is not None and domain.one_answer:
-      other = self.examples[first]
-      a, b = example.entry["answer"], other.entry.get("answer")
-      if other.domain == example.domain and a != b:
-        raise Refused(
-          "answer",
-          f"{show(a)}, but {self.places[first]} has the same prompt and"
-          f" {show(b)}; keep one",
-        )
-    self._ids[example.id] = place
-    self.examples.append(example)
-    self.places.append(place)
+def _refuse_repeat(
+  example: Example,
+  kept: Mapping[str, tuple[Example, Place]],
+  first: str,
+  domains: Mapping[str, Domain],
+) -> None:
+  """Raises Refused if the id of an example is taken, or if the `first` that has
+  the same prompt has another answer.
+  """
+  if example.id in kept:
+    place = kept[example.id][1]
+    raise Refused(
+      "id", f"{example.id!r} is also the id of {place}; make ids unique"
+    )
+  domain = domains.get(example.domain)
+  if first in kept and domain is not None and domain.one_answer:
+    other, place = kept[first]
+    a, b = example.entry["answer"], other.entry.get("answer")
+    if other.domain == example.domain and a != b:
+      same = f"{place} has the same prompt and {show(b)}"
+      raise Refused("answer", f"{show(a)}, but {same}; keep one")
 
 
 def digest(examples: Iterable[Example]) -> str:
@@ -238,13 +228,13 @@ def _asked(example: Example) -> bytes:
   return _hash(f"{role}: {' '.join(words)}" for role, words in said)
 
 
-def worded(example: Example) -> str:
-  """The hash of a conversation that `split` uses, in hexadecimal."""
+def worded(example: Example) -> bytes:
+  """The hash of a conversation that `split` uses."""
   return _hash(
     f"{m['role']}: {_BLANK.sub('', ' '.join(m['content'].casefold().split()))}"
     for m in example.messages
     if m["role"] != "system"
-  ).hex()
+  )
 
 
 def _hash(lines: Iterable[str]) -> bytes:
@@ -258,9 +248,8 @@ def sides(
   read: Callable[..., Data],
   files: Sequence[str],
   heldout_files: Sequence[str],
-  *,
   one_in: int,
-  drop_overlap: bool = False,
+  drop_overlap: bool,
 ) -> tuple[Data, Data]:
   """Training and held-out data of a config's files.
 
@@ -272,18 +261,16 @@ def sides(
   if not heldout_files:
     return split(train, one_in=one_in)
   held = read(heldout_files, beside=files)
-  if drop_overlap and files:
+  if drop_overlap:
     train = without(train, {worded(e) for e in held.examples})
-    if not train.examples:
-      raise DataError(
-        "data.drop_overlap: every prompt of data.files is held out; name others"
-      )
-  both = "remove one, or set --config.data.drop_overlap=True"
-  refuse_overlap(train, held, remedy=both)
+  if files and not train.examples:
+    raise DataError("every prompt of data.files is held out; name other files")
+  flag = "set --config.data.drop_overlap=True"
+  refuse_overlap(train, held, f"remove one, or {flag}")
   return train, held
 
 
-def without(data: Data, prompts: Collection[str]) -> Data:
+def without(data: Data, prompts: Collection[bytes]) -> Data:
   """The data without prompts whose `worded` is given; they become `skipped`."""
   out = [worded(example) in prompts for example in data.examples]
   gone = [Skipped(place, "", _ALSO) for place in _side(data, out, True).places]
@@ -318,25 +305,23 @@ def trained_on(data: Data, *, one_in: int) -> Data:
 
 
 def _is_held(example: Example, one_in: int) -> bool:
-  number = int.from_bytes(bytes.fromhex(worded(example)), "little")
-  return number % one_in == 0
+  return int.from_bytes(worded(example), "little") % one_in == 0
 
 
 def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
   some = lambda a: [x for x, side in zip(a, held, strict=True) if side == which]
-  return Data(some(data.examples), some(data.places), data.skipped)
+  kept = {"examples": some(data.examples), "places": some(data.places)}
+  return dataclasses.replace(data, **kept)
 
 
-def refuse_overlap(
-  train: Data, heldout: Data, *, remedy: str = "remove one"
-) -> None:
+def refuse_overlap(train: Data, heldout: Data, remedy="remove one") -> None:
   """Refuses held-out examples that are also training examples.
 
   Prompts are compared as in `split`. Default ids (file and line) are not
   compared, because files elsewhere may have the same name.
   """
   ids: dict[str, Place | str] = {}
-  asked: dict[str, Place | str] = {}
+  asked: dict[bytes, Place | str] = {}
   for example, place in zip(train.examples, train.places, strict=True):
     ids.setdefault(example.id, place)
     asked.setdefault(worded(example), place)

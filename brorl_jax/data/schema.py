@@ -47,18 +47,14 @@ PLAIN = Form()  # fields under their own names, a domain in every line
 
 
 def form(
-  text: str,
-  entries: Collection[str],
-  fields: Collection[str],
-  *,
-  domain: str = "",
-  sole: Domain | None = None,
+  text: str, entries: Collection[str], fields: Collection[str], plain=PLAIN
 ) -> Form:
   """The form of files from `data.fields`: parts "[ENTRY=]HOW", divided by ";".
 
   ENTRY is one of `entries`; the HOW of a part without it is that of all others.
   HOW is what `parse` reads, or a function, "package.module:function" or
-  "file.py:function". Raises ValueError that quotes the wrong part.
+  "file.py:function". `plain` has all else. Raises ValueError that quotes the
+  wrong part.
   """
   hows: dict[str, str] = {}
   for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -66,38 +62,37 @@ def form(
     entry = max(meant, key=len, default="")
     if not entry and "=" in part:
       named = part.rpartition("=")[0]
-      listed = f"files are {', '.join(entries) or 'none'}"
-      raise ValueError(
-        f"{named!r} is no entry of data.files or data.heldout_files; "
-        + did_you_mean(named, entries, listed)
-      )
+      near = did_you_mean(named, entries, f"use one of {', '.join(entries)}")
+      raise ValueError(f"{named!r} is no entry of the config's files; {near}")
     if entry in hows:
-      of = f"{entry} has" if entry else "all other files have"
-      raise ValueError(f"{part!r}: {of} {hows[entry]!r} already; keep one")
+      both = f"{entry or 'all other files'}: {hows[entry]!r} and {part!r}"
+      raise ValueError(f"{both} are given; keep one")
     hows[entry] = part.removeprefix(f"{entry}=").strip()
-  made = {e: _form(how, fields, domain, sole) for e, how in hows.items()}
-  rest = made.pop("", Form(domain=domain, sole=sole))
-  return dataclasses.replace(rest, entries=made)
+  made = {
+    entry: dataclasses.replace(plain, **{"how": how, **_how(how, fields)})
+    for entry, how in hows.items()
+  }
+  return dataclasses.replace(made.pop("", plain), entries=made)
 
 
-def _form(
-  how: str, fields: Collection[str], domain: str, sole: Domain | None
-) -> Form:
+def _how(how: str, fields: Collection[str]) -> dict[str, Any]:
   place, _, name = how.rpartition(":")
   if not re.fullmatch("[^:,]*[./][^:,]*", place):
-    return Form(parse(how, fields), domain, sole, how=how)
+    return {"names": parse(how, fields)}
   function, digest = own.find(how, {}, what="the function")
   if place.endswith(".py"):
-    how = f"{pathlib.Path(place).expanduser().absolute()}:{name}"
-  return Form({}, domain, sole, function, how, digest)
+    place = str(pathlib.Path(place).expanduser().absolute())
+  return {"function": function, "digest": digest, "how": f"{place}:{name}"}
 
 
-def record(row: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
+def record(row: Mapping[str, Any] | Refused, form: Form) -> Mapping[str, Any]:
   """The record that a form's function makes of a row; the row without one.
 
   A ValueError of the function means that the row has no example: it is raised
   as Refused. RuntimeError, in one line, for what else the function raises.
   """
+  if isinstance(row, Refused):
+    raise row
   if form.function is None:
     return row
   row = {k: v for k, v in row.items() if not isinstance(v, Refused)}
@@ -110,7 +105,8 @@ def record(row: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
     why = " ".join(str(error).split()) or type(error).__name__
     raise Refused("", why) from None
   except (Exception, SystemExit) as error:
-    raise RuntimeError(own.failure(form.how, form.function, error)) from None
+    why = own.failure(form.how, form.function, error)
+    raise RuntimeError(f"{why}; mend the function") from None
 
 
 def parse(text: str, known: Collection[str]) -> dict[str, str]:
@@ -242,7 +238,7 @@ def example(
   form: Form,
 ) -> Example:
   """Converts a record, or raises Refused. `source` and `name` are defaults of
-  its fields "source" and "id"; without a name the id is required.
+  its fields "source" and "id".
   """
   values, others = renamed(record, form.names)
   domain, foreign = _domain({**others, **values}, domains, form)
@@ -269,7 +265,7 @@ def example(
   if bad := next((v for v in values.values() if isinstance(v, Refused)), None):
     raise bad
   others = {k: v for k, v in others.items() if not isinstance(v, Refused)}
-  if "id" in values or not name:
+  if "id" in values:
     name = _field_name(values, "id")
   messages = _messages(values, others)
   wrong = {c: others[c] for c in others if _WRONG.fullmatch(c)}

@@ -202,21 +202,17 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
   for path, digest in start.files.items():
     how, of_function = start.forms[path]
     try:
-      if digest not in dataset.file_digests(path).values():
+      now = [*dataset.file_digests(path).values()]
+      form = file_form(f"=={how}", start.domain, own=start.own, entries=["="])
+      same = {path: digest in now, how: form.entries["="].digest == of_function}
+      if changed := [what for what in same if not same[what]]:
         raise ValueError(
-          f"{path} has changed since {start.run} was trained on it; restore "
-          "it, so that held-out prompts can be compared"
+          f"{changed[0]} has changed since {start.run} was trained on it; "
+          "restore it, so that held-out prompts can be compared"
         )
-      form = file_form(
-        f"it={how}", start.domain, own=start.own, entries=["it"]
-      ).entries["it"]
-      if form.digest != of_function:
-        raise ValueError(
-          f"{how} has changed since {start.run} read {path} with it; restore "
-          "it, so that held-out prompts can be compared"
-        )
+      form = form.entries["="]
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
-      read = dataset.without(read, start.dropped)
+      read = dataset.without(read, {*map(bytes.fromhex, start.dropped)})
     except dataset.DataError as e:
       missing.append(str(e))
       continue

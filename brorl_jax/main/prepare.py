@@ -8,7 +8,6 @@ from brorl_jax.configs.public import SETS
 from brorl_jax.data import dataset, files, schema
 from brorl_jax.errors import as_user_error
 from brorl_jax.runs.lines import write_whole
-from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.strict_json import did_you_mean
 
@@ -20,46 +19,36 @@ def run(sets: Sequence[str], folder: pathlib.Path) -> None:
   Each reference answer is tried by its verifier. What is left out is counted by
   reason. Nothing is written before all files are there, and none is replaced.
   """
-  places = dict(_place(one, folder) for one in sets)
-  if len(places) < len(sets):
+  given = [one.partition("=") for one in sets]
+  outputs = {name: folder / f"{name}.jsonl" for name, *_ in given}
+  for name, path in outputs.items():
+    if name not in SETS:
+      remedy = did_you_mean(name, SETS, f"use some of {', '.join(SETS)}")
+      raise ValueError(f"--set={name!r} is unknown; {remedy}")
+    if path.exists():
+      raise ValueError(f"{path} exists; remove it, or leave {name} out")
+  if len(outputs) < len(sets):
     raise ValueError(f"--set={','.join(sets)} has a set twice; keep one")
-  found = {k: [file.path for file in files.find(v)] for k, v in places.items()}
+  found = {n: files.find(at or SETS[n].place) for n, _, at in given}
   folder.mkdir(parents=True, exist_ok=True)
-  for name, paths in found.items():
-    how = f"{SETS[name].record.__module__}:{name}"
-    form = schema.form(how, (), ())
+  for name, some in found.items():
+    form = schema.form(f"{SETS[name].record.__module__}:{name}", (), ())
+    paths = [file.path for file in some]
     data = dataset.read(paths, form=form, domains=DOMAINS, skip_bad=True)
-    kept, dropped = len(data.examples), len(data.skipped)
-    print(f"{name} ({SETS[name].licence}): {kept:,} kept, {dropped:,} dropped")
-    for reason, (count, first) in dataset.by_reason(data.skipped).items():
-      print(f"{count:8,} dropped: {reason}; the first: {first}")
-    lines = (
-      json.dumps(_line(name, e), ensure_ascii=False) for e in data.examples
-    )
+    lines = [
+      {"domain": e.domain, "source": e.task, "messages": e.messages, **e.entry}
+      for e in data.examples
+    ]
     # Half a file would be taken for a set.
-    write_whole(_path(folder, name), "".join(f"{line}\n" for line in lines))
-  quoted = ",".join(f"'{_path(folder, name)}'" for name in found)
-  print("to train on them, with generated puzzles, and no prompt too long:")
-  print(f'  --config.data.files="{quoted},"', end=" ")
-  print("--config.data.puzzles=True --config.data.skip_bad=True")
-
-
-def _path(folder: pathlib.Path, name: str) -> pathlib.Path:
-  return folder / f"{name}.jsonl"
-
-
-def _place(one: str, folder: pathlib.Path) -> tuple[str, str]:
-  name, _, place = one.partition("=")
-  if name not in SETS:
-    remedy = did_you_mean(name, SETS, f"use some of {', '.join(SETS)}")
-    raise ValueError(f"--set={one}: {name!r} is unknown; {remedy}")
-  if (path := _path(folder, name)).exists():
-    raise ValueError(f"{path} exists; remove it, or leave {name} out of --set")
-  return name, place or SETS[name].place
-
-
-def _line(name: str, example: Example) -> dict:
-  """The record of an example; its id names its file and row."""
-  id = f"{name}-{example.id.replace('/', '-')}"[-128:]
-  known = {"id": id, "domain": example.domain, "source": example.task}
-  return known | {"messages": [*example.messages], **example.entry}
+    write_whole(outputs[name], "".join(f"{json.dumps(x)}\n" for x in lines))
+    counts = f"{len(lines):,} kept, {len(data.skipped):,} dropped"
+    print(f"{name} ({SETS[name].licence}): {counts}")
+    print(
+      *(f"  {x}\n" for x in dataset.by_reason(data.skipped)), sep="", end=""
+    )
+  quoted = ",".join(f"'{path}'" for path in outputs.values())
+  print("train on them, with generated puzzles, and no prompt too long, by")
+  print(
+    f'  --config.data.files="{quoted}," --config.data.puzzles=True '
+    "--config.data.skip_bad=True"
+  )

@@ -124,7 +124,7 @@ class Start(NamedTuple):
   heldout_one_in: int  # share of the files that it held out; 0: nothing
   made: list[str]  # tasks whose puzzles it may have generated
   forms: dict[str, list[str]]  # `Form.how` and `Form.digest` of each file
-  dropped: list[str]  # `dataset.worded` of prompts of the files it left out
+  dropped: list[str]  # `dataset.worded` of prompts that it left out, hex
   domain: str  # data.domain of its config
   own: bool  # whether the user's own functions gave the rewards
 

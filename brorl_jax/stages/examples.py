@@ -2,8 +2,6 @@
 
 import collections
 import functools
-import itertools
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +9,7 @@ import numpy as np
 from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.config.sampling import DataConfig, DomainConfig, FamilyConfig
-from brorl_jax.data import data_order, dataset, files, schema
+from brorl_jax.data import data_order, dataset, schema
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
@@ -44,7 +42,7 @@ def file_form(
     raise ValueError(f"config.data.domain = {domain!r} is unknown; {near}")
   known, sole = schema.known(DOMAINS), OWN if own else None
   try:
-    return schema.form(fields, entries, known, domain=domain, sole=sole)
+    return schema.form(fields, entries, known, Form(domain=domain, sole=sole))
   except ValueError as e:
     raise ValueError(f"config.data.fields: {e}") from None
 
@@ -65,29 +63,16 @@ def check_data(c: DataConfig, *, own: bool) -> None:
     )
 
 
-def data_form(c: DataConfig, own: bool) -> Form:
-  """How the files of a config are read; raises ValueError."""
-  entries = (*c.files, *c.heldout_files)
-  return file_form(c.fields, c.domain, own=own, entries=entries)
-
-
 def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples of files, of which there must be one. Raises
   ValueError if a file is invalid, or a prompt is on both sides.
   """
+  sides = c.files, c.heldout_files
+  form = file_form(c.fields, c.domain, own=own, entries=[*sides[0], *sides[1]])
   of = functools.partial(
-    dataset.read,
-    form=data_form(c, own),
-    domains=DOMAINS,
-    skip_bad=c.skip_bad,
+    dataset.read, form=form, domains=DOMAINS, skip_bad=c.skip_bad
   )
-  return dataset.sides(
-    of,
-    c.files,
-    c.heldout_files,
-    one_in=c.heldout_one_in,
-    drop_overlap=c.drop_overlap,
-  )
+  return dataset.sides(of, *sides, c.heldout_one_in, c.drop_overlap)
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
@@ -125,7 +110,7 @@ class Examples:
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
     forms: What data.fields says of each, and the digest of its function.
-    dropped: Held-out prompts, `dataset.worded`, that training left out.
+    dropped: Held-out prompts, `dataset.worded`, that training left out; hex.
     longest: Tokens of the longest prompt so far.
     left_out: Skipped lines of the files: the place, and what is wrong.
     fingerprint: Must be unchanged when a run resumes.
@@ -148,13 +133,8 @@ class Examples:
     check_data(c, own=own)
     self._places: dict[str, Place | str] = {}
     self.files = dataset.file_digests(c.files) if c.files else {}
+    self.forms: Mapping[str, Sequence[str]] = {}
     self.dropped: list[str] = []
-    form = data_form(c, own)
-    self.forms = {
-      os.path.abspath(file.path): [its.how, its.digest]
-      for file in (files.find(c.files) if c.files else ())
-      if (its := form.entries.get(file.entry, form))
-    }
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
     # An evaluation may have only held-out files; nothing is drawn from them.
@@ -196,9 +176,9 @@ class Examples:
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     train, held = read_files(self._c, own=own)
     skipped = [*train.skipped, *held.skipped]
-    self.left_out = [*map(str, skipped)]
+    self.left_out, self.forms = [*map(str, skipped)], train.forms
     if self._c.drop_overlap:
-      self.dropped = sorted({dataset.worded(e) for e in held.examples})
+      self.dropped = sorted({dataset.worded(e).hex() for e in held.examples})
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
@@ -208,9 +188,8 @@ class Examples:
       f"files: {read or 'none to train on'}; held out {len(kept)}; left out "
       f"{len(skipped)} lines; {train.repeats} prompts occur more than once"
     )
-    reasons = dataset.by_reason(skipped).items()
-    for reason, (n, first) in itertools.islice(reasons, _SHOWN_REASONS):
-      self.log_lines.append(f"  left out {n}: {reason}; the first: {first}")
+    shown = dataset.by_reason(skipped)[:_SHOWN_REASONS]
+    self.log_lines += [f"  left out {line}" for line in shown]
     passed = sorted({*train.columns, *held.columns})
     if passed and not own:  # own functions receive every column
       names = ", ".join(map(show, passed[:_NAMED]))

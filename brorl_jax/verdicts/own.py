@@ -213,23 +213,20 @@ def verdicts(
     else:
       values = [function.call(response=responses[0], **known)]
   except BaseException as error:  # user code may raise SystemExit too
-    return [_raised(function, error)] * len(responses)
+    why = failure(function.name, function.call, error)
+    return [_invalid(why)] * len(responses)
   found = []
   for value, response in zip(values, responses, strict=True):
     try:
       found.append(_verdict(value, response))
     except BaseException as error:  # float() of a user's object may raise
-      found.append(_raised(function, error))
+      found.append(_invalid(failure(function.name, function.call, error)))
   return found
 
 
 def _invalid(why: str) -> Verdict:
   line = " ".join(why.split())[:400]
   return Verdict("invalid", 0.0, f"reward failed: {line}", "")
-
-
-def _raised(function: Function, error: BaseException) -> Verdict:
-  return _invalid(failure(function.name, function.call, error))
 
 
 def failure(name: str, call: Any, error: BaseException) -> str:

@@ -192,16 +192,15 @@ def test_a_function_makes_records_of_rows(tmp_path):
   path = tmp_path / "x.json"
   path.write_text(json.dumps([*rows, {"q": "x" * 2_000_000, "a": "2"}, 3]))
   how = f"{path}={tmp_path / 'mine.py'}:row"
-  form = schema.form(how, [str(path)], (), domain="math")
+  form = schema.form(how, [str(path)], (), Form(domain="math"))
   with refuses(DataError, f"{path}, row 2: no q"):
     read(str(path), form=form, domains=DOMAINS)
   data = read(str(path), form=form, domains=DOMAINS, skip_bad=True)
   assert [e.question for e in data.examples] == ["1 + 1?"]
-  reasons = dataset.by_reason(data.skipped).items()
-  assert [(why, n, str(one)) for why, (n, one) in reasons] == [
-    ("no q", 2, f"{path}, row 2: no q"),
-    ("prompt refused", 1, str(data.skipped[2])),
-    ("3, not a JSON object", 1, str(data.skipped[3])),
+  assert dataset.by_reason(data.skipped) == [
+    f"2: no q; the first: {path}, row 2: no q",
+    f"1: prompt refused; the first: {data.skipped[2]}",
+    f"1: 3, not a JSON object; the first: {data.skipped[3]}",
   ]
   assert "2,000,000 characters" in str(data.skipped[2])
   path.write_text('{"q": "3?", "a": "3"}\n{"q": "4?"}')  # lines
@@ -701,13 +700,3 @@ def test_a_renamed_field_that_a_domain_has_not_is_a_column(tmp_path):
   ).examples
   assert example.entry == {"tests": tests}
   assert example.columns == {"answer": "print(2 * x)"}
-
-
-def test_a_record_that_no_file_names_needs_an_id():
-  reader, place = dataset.Reader(DOMAINS), Place("a.jsonl", 1)
-  record = {"domain": "math", "prompt": "3 + 5?", "answer": "8"}
-  with pytest.raises(Refused, match="id: missing"):
-    reader.add(record, place, "a")
-  reader.add(record, place, "a", "a/1")
-  reader.add({**record, "id": "own"}, place, "a", "a/2")
-  assert [example.id for example in reader.examples] == ["a/1", "own"]

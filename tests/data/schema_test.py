@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from messages import mentions, refuses
 
 from brorl_jax.data import schema
+from brorl_jax.data.schema import Form
 from brorl_jax.verdicts.strict_json import Refused
 
 KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
@@ -60,7 +61,9 @@ def test_files_of_their_own_form(tmp_path, monkeypatch):
   (tmp_path / "mine.py").write_text(MINE)
   files = ["a.jsonl", "a.jsonl=b", "hub:o/n:test"]
   text = "prompt:q; a.jsonl=answer:c.d:e ;a.jsonl=b=mine.py:row;"
-  of = lambda text, files=files: schema.form(text, files, KNOWN, domain="math")
+  of = lambda text, files=files: schema.form(
+    text, files, KNOWN, Form(domain="math")
+  )
   form = of(text + "hub:o/n:test=brorl_jax.data.schema:show")
   a, b, hub = (form.entries[file] for file in files)
   assert (form.names, a.names) == ({"prompt": "q"}, {"answer": "c.d:e"})
@@ -86,9 +89,9 @@ def test_files_of_their_own_form(tmp_path, monkeypatch):
   "text, says",
   [
     ("a.json=prompt:q", "'a.json' is no entry ... did you mean a.jsonl?"),
-    ("other=x:y=prompt:q", "'other=x:y' is no entry ... files are a.jsonl, b"),
-    ("prompt:q;answer:a", "'answer:a': all other files have 'prompt:q'"),
-    ("b=prompt:q;b=prompt:r", "'b=prompt:r': b has 'prompt:q' already"),
+    ("other=x:y=prompt:q", "'other=x:y' is no entry ... use one of a.jsonl, b"),
+    ("prompt:q;answer:a", "all other files: 'prompt:q' and 'answer:a' ... one"),
+    ("b=prompt:q;b=prompt:r", "b: 'prompt:q' and 'b=prompt:r' are given"),
     ("b=promt:q", "'promt:q' ... did you mean prompt?"),
     ("none.py:row", "the function = 'none.py:row' ... does not exist"),
     ("brorl_jax.data.schema:reco", "has no function ... did you mean record?"),

@@ -12,9 +12,15 @@ from brorl_jax.configs.public import SETS
 from brorl_jax.data import dataset, files
 from brorl_jax.errors import UserError
 from brorl_jax.main import prepare
+from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.verdicts.domains import DOMAINS
 
 FOUR = ["deepscaler", "eurus2", "scp116k", "llama_nemotron_if"]
+
+
+def drawn(**fields):
+  c = configured.config(prompt_tokens=400, **fields)
+  return configured.examples(c, tokenizer.Tokenizer(huggingface.ASSETS))
 
 
 @pytest.fixture
@@ -23,7 +29,7 @@ def hub(tmp_path, monkeypatch):
   found = published_sets.sets(tmp_path / "hub")
   for name in found:
     repository = SETS[name].place.split(":")[1].replace("/", "--")
-    which = {"name": f"datasets--{repository}", "main": tmp_path / "hub" / name}
+    which = {"of": f"datasets--{repository}", "main": tmp_path / "hub" / name}
     hub_cache.made(tmp_path, monkeypatch, **which)
   files._downloaded.cache_clear()
   yield found
@@ -39,7 +45,7 @@ def test_from_the_hub_to_a_run_of_five_domains(hub, tmp_path, capsys):
     strict=True,
   ):
     licence = f"{name} ({SETS[name].licence}): 12 kept, 1 dropped"
-    assert licence in out and mentions(out, f"1 dropped: {reason} ... 13")
+    assert licence in out and mentions(out, f"1: {reason} ... 13")
   paths = [str(tmp_path / "data" / f"{name}.jsonl") for name in FOUR]
   assert out.splitlines()[-1].endswith(
     f'files="{",".join(map(repr, paths))}," --config.data.puzzles=True '
@@ -49,20 +55,16 @@ def test_from_the_hub_to_a_run_of_five_domains(hub, tmp_path, capsys):
   # What a converted row is, the hub's row is for its function.
   read = lambda paths, **more: dataset.read(paths, domains=DOMAINS, **more)
   [first, *_] = read(paths[2]).examples
-  assert first.id == "scp116k-train-00000-of-00001-1"
+  assert first.id == "scp116k/1"
   assert (first.task, first.entry) == ("scp116k-physics", {"answer": "0.5 m/s"})
-  some = configured.examples(
-    configured.config(
-      **{"data.files": tuple(paths), "data.puzzles": True}, prompt_tokens=400
-    )
-  )
+  data = {"data.files": tuple(paths), "data.puzzles": True}
+  some = drawn(**data)
   assert {e.domain for e in map(some.example, [1] * 200, range(200))} == {
     *DOMAINS
   }
   fields = ";".join(f"{hub[n]}=brorl_jax.configs.public:{n}" for n in FOUR)
-  data = {"data.files": tuple(map(str, hub.values())), "data.fields": fields}
-  data |= {"data.skip_bad": True, "data.puzzles": True}
-  raw = configured.examples(configured.config(**data, prompt_tokens=400))
+  data |= {"data.files": tuple(map(str, hub.values())), "data.fields": fields}
+  raw = drawn(**data, **{"data.skip_bad": True})
   for domain, made in some._train.items():
     asked = lambda all: {(e.question, str(e.entry)) for e in all}
     both = asked(made) | asked(e for e in some._heldout if e.domain == domain)
@@ -73,8 +75,8 @@ def test_from_the_hub_to_a_run_of_five_domains(hub, tmp_path, capsys):
 @pytest.mark.parametrize(
   "sets, said",
   [
-    (["deepscalr"], "--set=deepscalr ... did you mean deepscaler?"),
-    (["scp"], "--set=scp ... use some of deepscaler, eurus2, eurus2_math, "),
+    (["deepscalr"], "--set='deepscalr' ... did you mean deepscaler?"),
+    (["scp"], "--set='scp' ... use some of deepscaler, eurus2, eurus2_math, "),
     (["eurus2", "eurus2=a.json"], "--set=eurus2,eurus2=a.json ... twice"),
     (["eurus2", "deepscaler=a.json"], "deepscaler.jsonl exists; remove it"),
     (["eurus2=none.parquet"], "none.parquet: file does not exist"),
@@ -110,4 +112,4 @@ def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
   prepare.run([f"eurus2={path}"], tmp_path / "data")
   output = str(tmp_path / "data" / "eurus2.jsonl")
   [example] = dataset.read(output, domains=DOMAINS).examples
-  assert example.question == "Number 1?" and example.id == "eurus2-a-2"
+  assert example.question == "Number 1?" and example.id == "eurus2/1"
