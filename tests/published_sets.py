@@ -48,29 +48,31 @@ def nemotron(text: str, ids: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def sets(folder: pathlib.Path, count: int = 12) -> dict[str, pathlib.Path]:
-  """The files of the four sets, as on the hub, of `count` good rows and one bad
-  row each, by the name of the set.
-  """
+  """The four sets' files by name, as on the hub: good rows and a bad one."""
   doubles = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
+  physics = lambda n, solution: {
+    "domain": "Physics", "problem": f"How fast is {n}?",
+    "extracted_solution": solution, "matched_solution": None,
+  }  # fmt: skip
+  number = range(count)
   files = {
     "deepscaler/deepscaler.json": [
-      {"problem": f"What is {i} + 5?", "answer": f"{i + 5}", "solution": ""}
-      for i in range(count)
-    ] + [{"problem": "Why?", "answer": "", "solution": "Long."}],
+      *({"problem": f"{i} + 5?", "answer": f"{i + 5}"} for i in number),
+      {"problem": "Why?", "answer": "", "solution": "Long."},
+    ],
     "eurus2/train.parquet": [
-      eurus("code", doubles, f"Double, program {i}.") for i in range(count)
-    ] + [eurus("math", "42")],
+      *(eurus("code", doubles, f"Double, program {i}.") for i in number),
+      eurus("math", "42"),
+    ],
     "scp116k/data/train-00000-of-00001.parquet": [
-      {"domain": "Physics", "problem": f"How fast is {i}?",
-       "extracted_solution": f"So v = {i}.5 m/s.", "matched_solution": None}
-      for i in range(count)
-    ] + [{"domain": "Physics", "problem": "And?",
-          "extracted_solution": "It is fast, as was shown above."}],
+      *(physics(i, f"The speed is v = {i}.5 m/s.") for i in number),
+      physics(0, "It is fast, as was shown above."),
+    ],
     "llama_nemotron_if/RL/instruction_following/instruction_following.jsonl": [
-      nemotron(f"Write {i}.", [COMMA], [{"num_words": None}])
-      for i in range(count)
-    ] + [nemotron("Write.", [COMMA], [])],
-  }  # fmt: skip
+      *(nemotron(f"Write {i}.", [COMMA], [{"num": None}]) for i in number),
+      nemotron("Write.", [COMMA], []),
+    ],
+  }
   for path, rows in files.items():
     written(folder / path, rows)
   return {path.split("/")[0]: folder / path for path in files}

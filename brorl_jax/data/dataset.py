@@ -67,6 +67,7 @@ from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 
 # Bytes of a row that a function reads: LiveCodeBench has tests of many MB.
 _MAX_ROW = 1 << 28
+_Kept = dict[str, tuple[Example, Place]]  # by id
 _ALSO = "also a held-out prompt (data.drop_overlap)"
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
 _BLANK = re.compile(r"(?<!\w) | (?!\w)")
@@ -106,9 +107,7 @@ class Data:
   # Bad records, if they are left out, and prompts that `without` left out.
   skipped: Sequence[Skipped] = ()
   # `Form.how` and `Form.digest` of each file, by absolute path.
-  forms: Mapping[str, Sequence[str]] = dataclasses.field(
-    default_factory=dict, compare=False
-  )
+  forms: Mapping = dataclasses.field(default_factory=dict, compare=False)
 
   @property
   def repeats(self) -> int:
@@ -135,7 +134,7 @@ def read(
   files of the run. Records may name only these domains. `skip_bad` lists bad
   records in `skipped`, instead of raising DataError at the first.
   """
-  kept: dict[str, tuple[Example, Place]] = {}  # by id
+  kept: _Kept = {}
   asked: dict[bytes, str] = {}  # id of the first example that asks this
   skipped, forms = list[Skipped](), {}
   inputs = files.find(paths)
@@ -149,10 +148,8 @@ def read(
     for line, row in rows:
       place = Place(file.path, line)
       try:
-        record = schema.record(row, its)
-        example = schema.example(
-          record, file.source, f"{name}/{line}", domains, its
-        )
+        made = schema.record(row, its), file.source, f"{name}/{line}"
+        example = schema.example(*made, domains, its)
         first = asked.get(_asked(example), example.id)
         _refuse_repeat(example, kept, first, domains)
       except (ImportError, RuntimeError) as error:
@@ -174,12 +171,7 @@ def read(
   return Data([*examples], [*places], skipped, forms)
 
 
-def _refuse_repeat(
-  example: Example,
-  kept: Mapping[str, tuple[Example, Place]],
-  first: str,
-  domains: Mapping[str, Domain],
-) -> None:
+def _refuse_repeat(example: Example, kept: _Kept, first: str, domains) -> None:
   """Raises Refused if the id of an example is taken, or if the `first` that has
   the same prompt has another answer.
   """
@@ -300,12 +292,13 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
 
 
 def trained_on(data: Data, *, one_in: int) -> Data:
-  """The training side of `split` alone, which may be empty."""
+  """The training side of `split` alone, which may be empty; 0: all."""
   return _side(data, [_is_held(e, one_in) for e in data.examples], False)
 
 
 def _is_held(example: Example, one_in: int) -> bool:
-  return int.from_bytes(worded(example), "little") % one_in == 0
+  number = int.from_bytes(worded(example), "little")
+  return one_in > 0 and number % one_in == 0
 
 
 def _side(data: Data, held: Sequence[bool], which: bool) -> Data:

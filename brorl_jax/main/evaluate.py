@@ -216,8 +216,7 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
     except dataset.DataError as e:
       missing.append(str(e))
       continue
-    if start.heldout_one_in:
-      read = dataset.trained_on(read, one_in=start.heldout_one_in)
+    read = dataset.trained_on(read, one_in=start.heldout_one_in)
     examples += read.examples
     places += read.places
   return dataset.Data(examples, places), missing

@@ -33,8 +33,8 @@ def run(sets: Sequence[str], folder: pathlib.Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   for name, some in found.items():
     form = schema.form(f"{SETS[name].record.__module__}:{name}", (), ())
-    paths = [file.path for file in some]
-    data = dataset.read(paths, form=form, domains=DOMAINS, skip_bad=True)
+    how = {"form": form, "domains": DOMAINS, "skip_bad": True}
+    data = dataset.read([file.path for file in some], **how)
     lines = [
       {"domain": e.domain, "source": e.task, "messages": e.messages, **e.entry}
       for e in data.examples
@@ -42,13 +42,9 @@ def run(sets: Sequence[str], folder: pathlib.Path) -> None:
     # Half a file would be taken for a set.
     write_whole(outputs[name], "".join(f"{json.dumps(x)}\n" for x in lines))
     counts = f"{len(lines):,} kept, {len(data.skipped):,} dropped"
-    print(f"{name} ({SETS[name].licence}): {counts}")
-    print(
-      *(f"  {x}\n" for x in dataset.by_reason(data.skipped)), sep="", end=""
-    )
+    said = f"{name} ({SETS[name].licence}): {counts}"
+    print("\n  ".join((said, *dataset.by_reason(data.skipped))))
   quoted = ",".join(f"'{path}'" for path in outputs.values())
   print("train on them, with generated puzzles, and no prompt too long, by")
-  print(
-    f'  --config.data.files="{quoted}," --config.data.puzzles=True '
-    "--config.data.skip_bad=True"
-  )
+  print(f'  --config.data.files="{quoted},"', end=" ")
+  print("--config.data.puzzles=True --config.data.skip_bad=True")

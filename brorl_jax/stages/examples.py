@@ -51,15 +51,10 @@ def check_data(c: DataConfig, *, own: bool) -> None:
   """Raises ValueError if a config is wrong whatever its files hold."""
   if c.system:
     strict_json.text(c.system, "config.data.system")
-  if own and not (c.files or c.heldout_files):
+  if own and (c.puzzles or not (c.files or c.heldout_files)):
     raise ValueError(
-      "config.reward.verifier scores lines of files, but config.data.files is "
-      "empty; name files"
-    )
-  if own and c.puzzles:
-    raise ValueError(
-      "config.data.puzzles = True adds puzzles, but config.reward.verifier "
-      "scores only lines of files; remove one of them"
+      "config.reward.verifier scores lines of files alone; name some in "
+      "config.data.files, without config.data.puzzles"
     )
 
 
@@ -76,12 +71,8 @@ def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
-  total = sum(weights.values())
-  parts = ", ".join(
-    f"{name} {weight / total:.0%}"
-    for name, weight in sorted(weights.items())
-    if weight
-  )
+  total, each = sum(weights.values()), sorted(weights.items())
+  parts = ", ".join(f"{name} {w / total:.0%}" for name, w in each if w)
   how_many = "some are" if made else "none are"
   return f"prompts: {parts}; {how_many} generated (config.data.puzzles)"
 
@@ -133,8 +124,7 @@ class Examples:
     check_data(c, own=own)
     self._places: dict[str, Place | str] = {}
     self.files = dataset.file_digests(c.files) if c.files else {}
-    self.forms: Mapping[str, Sequence[str]] = {}
-    self.dropped: list[str] = []
+    self.forms, self.dropped = dict[str, list[str]](), list[str]()
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
     # An evaluation may have only held-out files; nothing is drawn from them.
@@ -176,14 +166,13 @@ class Examples:
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     train, held = read_files(self._c, own=own)
     skipped = [*train.skipped, *held.skipped]
-    self.left_out, self.forms = [*map(str, skipped)], train.forms
+    self.left_out, self.forms = [*map(str, skipped)], {**train.forms}
     if self._c.drop_overlap:
       self.dropped = sorted({dataset.worded(e).hex() for e in held.examples})
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
-    counts = sorted((name, len(some)) for name, some in grouped.items())
-    read = ", ".join(f"{name} {count}" for name, count in counts)
+    read = ", ".join(f"{k} {len(v)}" for k, v in sorted(grouped.items()))
     self.log_lines.append(
       f"files: {read or 'none to train on'}; held out {len(kept)}; left out "
       f"{len(skipped)} lines; {train.repeats} prompts occur more than once"
@@ -235,11 +224,8 @@ class Examples:
     return self._posed(example)[-1]["content"]
 
   def _posed(self, example: Example) -> list[dict[str, str]]:
-    return posed(
-      example,
-      system=self._c.system,
-      instruction=self.domain(example).instruction,
-    )
+    after = self.domain(example).instruction
+    return posed(example, system=self._c.system, instruction=after)
 
   def _render(self, example: Example) -> list[int]:
     ids = self._ids(example)
@@ -304,9 +290,8 @@ class Examples:
     return range(start, start + most)
 
   def _draw(self, step: int, position: int) -> Example:
-    number = position
-    if not self._train:
-      number = base.candidate_index(step, position)
+    anew = not self._train
+    number = base.candidate_index(step, position) if anew else position
     domain, element = self._order[number]
     if domain in self._train:
       return self._train[domain][element]

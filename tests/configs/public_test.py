@@ -12,6 +12,7 @@ BASE = {"domain": "math", "source": "deepscaler"}
 STDIN = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
 CALLS = {"inputs": ['1\n"x"', "[2]\n{}"], "outputs": ["3", "[1, 2]"]}
 ADD = {"inputs": [[1, "x"], [[2], {}]], "outputs": [3, [1, 2]]}
+NONE_ = {"keywords": None}
 WRAPPED = {"inputs": ["1", "2"], "outputs": ["[3]", "[[4]]"]}
 FUNCTION = {"fn_name": "f"}
 BOX = "What? \\boxed{Your answer}"
@@ -38,7 +39,6 @@ def writes(*instructions):
     ("deepscaler", {"problem": "3+5?\r\n", "answer": 8, "solution": "Long."},
       BASE | {"prompt": "3+5?\n", "answer": "8"}),
     ("deepscaler", {"problem": " ", "answer": "1"}, "no problem"),
-    ("deepscaler", {"problem": "3?", "answer": ""}, "no answer"),
     ("deepscaler", {"problem": "3?", "answer": True}, "no answer"),
     ("eurus2", eurus("code", STDIN, "Double."), code(STDIN, "Double.")),
     ("eurus2", eurus("code", CALLS | FUNCTION, source="APPS/x"),
@@ -47,7 +47,6 @@ def writes(*instructions):
       code({"inputs": [[1], [2]], "outputs": [3, [4]]} | FUNCTION)),
     ("eurus2", eurus("math", "42"), "mathematics, which is eurus2_math"),
     ("eurus2", eurus("chat", "42"), "ability is neither math nor code"),
-    ("eurus2", eurus("code", "{"), "the tests are not JSON"),
     ("eurus2", eurus("code", "[" * 100_000), "the tests are not JSON"),
     ("eurus2", eurus("code", {"inputs": ["1"]}),
       "the tests have no lists of inputs and outputs"),
@@ -60,22 +59,15 @@ def writes(*instructions):
     ("eurus2_math", eurus("math", "42", BOX, "numina"),
       asked(BOX, "math", "eurus2-numina", answer="42")),
     ("eurus2_math", eurus("code", STDIN), "ability is not math"),
-    ("eurus2_math", eurus("math", ""), "no ground_truth"),
-    ("llama_nemotron_if", nemotron("Write.", [COMMA, WORDS], [None, LEAST]),
+    ("llama_nemotron_if", nemotron("Write.", [COMMA, WORDS], [NONE_, LEAST]),
       writes((COMMA, {}), (WORDS, LEAST))),
-    ("llama_nemotron_if", nemotron("Write.", [COMMA], [{"keywords": None}]),
-      writes((COMMA, {}))),
     ("llama_nemotron_if", nemotron("Write.", [COMMA], []),
-      "instructions and their arguments differ in number"),
-    ("llama_nemotron_if", nemotron("Write.", [], []),
       "instructions and their arguments differ in number"),
     ("llama_nemotron_if", nemotron("Write.", None, None),
       "no instruction_id_list and instruction_kwargs"),
     ("llama_nemotron_if", nemotron("Write.", [COMMA], ["x"]),
       "the arguments of an instruction are no object"),
     ("llama_nemotron_if", {"input": "Write."}, "no args"),
-    ("llama_nemotron_if", nemotron("x", [COMMA], [{}]) | {"input": ["x"]},
-      "input is no list of messages"),
     ("llama_nemotron_if", nemotron("x", [COMMA], [{}]) | {"input": "x"},
       "no input"),
   ],
@@ -138,15 +130,10 @@ def test_the_gold_of_a_solution_is_a_value_and_never_a_sentence(solution, want):
 
 
 def test_which_solution_is_read():
-  first = {"extracted_solution": " ", "matched_solution": "6.93 h"}
-  row = {"problem": "How long?", **first, "solution": "7 h"}
-  gold = SETS["scp116k"].record(row)["answer"]
-  assert gold == "6.93 h"
-  for box, status in (("6.93 h", "pass"), ("6.9 h", "pass"), ("7 h", "fail")):
-    assert stem.verify(f"\\boxed{{{box}}}", gold).status == status
-  for solution, why in (
-    (" ", "no solution"), ("By law,\n3", "no box in a long solution"),
-    ("3" * 101, "no box in a long solution"),
-  ):  # fmt: skip
+  record = lambda **row: SETS["scp116k"].record({"problem": "How?", **row})
+  found = record(extracted_solution=" ", matched_solution="1 h", solution="7 h")
+  assert found["answer"] == "1 h"
+  long = "no box in a long solution"
+  for text, why in (" ", "no solution"), ("So\n3", long), ("3" * 101, long):
     with pytest.raises(ValueError, match=why):
-      SETS["scp116k"].record({"problem": "How?", "solution": solution})
+      record(solution=text)

@@ -44,6 +44,9 @@ def test_a_folder_is_all_files_in_it_sorted(folder):
     "mine/b.jsonl",
     "mine/deep/c.arrow",
   ]
+  # .json is also the ending of what describes a set.
+  folder("mine/x.json", "b/state.json", "b/x.json", "b/dataset_info.json")
+  assert len(paths("mine")) == 3 and paths("b") == paths("b:x") == ["b/x.json"]
   # One data set, however many files it has.
   assert {f.source for f in found} == {"mine"}
 
@@ -255,6 +258,15 @@ def test_without_a_network_the_command_that_helps_is_told(hub, monkeypatch):
   )
   why.clear()
   assert mentions(refused("hub:x"), "hub:x ... (OSError)")
+
+
+def test_what_is_held_of_a_line_is_bounded(tmp_path, monkeypatch):
+  monkeypatch.setattr(files, "_MAX_HELD", 64)
+  path = tmp_path / "a.jsonl"
+  path.write_text('{"a": 1}\n' + "x" * 300 + '\n{"a": 2}')
+  read = {n: str(found) for n, found in files.read(str(path), most=50)}
+  long = "longer than 50 bytes; shorten the example"
+  assert read == {1: "{'a': 1}", 2: long, 3: "{'a': 2}"}
 
 
 def test_an_arrow_stream_holds_the_same_records(tmp_path):

@@ -72,7 +72,7 @@ def test_files_of_their_own_form(tmp_path, monkeypatch):
   assert hub.function is schema.show and of(b.how).function is b.function
   row = {"id": 7, "n": 3, "bad": Refused("bad", "x")}
   assert schema.record(row, b) == {"prompt": "3?", "answer": [3]}
-  assert schema.record(row, a) is row and len(row) == 3
+  assert schema.record(row, a) is row and len(row) == 3  # a copy was changed
   with refuses(Refused, "n is negative"):
     schema.record({"n": -1}, b)
   with refuses(Refused, "null, not a JSON object"):

@@ -28,12 +28,12 @@ from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import evaluate as evaluate_command
 from brorl_jax.main import export, recorder, report, settings
 from brorl_jax.many import meshes
-from brorl_jax.model import huggingface
+from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.rollout import prefixes
 from brorl_jax.runs import folder, metrics
 from brorl_jax.stages import examples, sampling
-from brorl_jax.verdicts import gym
+from brorl_jax.verdicts import gym, own
 from brorl_jax.verdicts.domains import DOMAINS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -606,6 +606,42 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   # Another file of that name shares its ids, and none of its prompts.
   made.dump(other, [{"question": "7 * 6 = ?", "label": 42}])
   assert refuse(trained_on, read(other)) == []
+
+
+def test_a_run_that_read_by_a_function_and_dropped_prompts(tmp_path):
+  mine, path = tmp_path / "mine.py", tmp_path / "a.jsonl"
+  mine.write_text('def row(r): return {"prompt": r["q"], "answer": "4"}')
+  made.dump(path, [{"q": f"{i} + 1 = ?"} for i in range(9)])
+  rows = lambda *numbers: made.dump(
+    tmp_path / "b.jsonl",
+    [{"prompt": f"{i} +1 = ?", "answer": "4"} for i in numbers],
+  )
+  rows(3, 50)
+  changes = {"data.files": (str(path),), "data.drop_overlap": True}
+  changes |= {"data.heldout_files": (str(tmp_path / "b.jsonl"),)}
+  changes |= {"data.fields": f"{path}={mine}:row", "data.domain": "math"}
+  c, text = config(**changes), tokenizer.Tokenizer(huggingface.ASSETS)
+  some = examples.Examples(config(**changes, prompt_tokens=80), text)
+  trained, held_out = some._train["math"], some.placed(some._heldout)
+  assert len(trained) == 8 and "1: also a held-out" in some.log_lines[1]
+  run = tmp_path / "run"
+  run.mkdir()
+  found = {"files": some.files, "forms": some.forms, "dropped": some.dropped}
+  folder.write_config(sections.as_dict(c), run, **found)
+  assert refuse(run, held_out) == []
+  with refuses(ValueError, "h: held-out prompt ... line 1; remove one"):
+    refuse(run, dataset.Data(trained, ["h"] * 8))
+  mine.write_text(f"{mine.read_text()}  # changed")
+  own._run.cache_clear()
+  with refuses(ValueError, f"{mine}:row has changed since {run}"):
+    refuse(run, held_out)
+  read = lambda c: examples.read_files(c.data, own=False)
+  flag = "remove one, or set --config.data.drop_overlap=True"
+  with refuses(ValueError, f"b.jsonl, line 1 ... a.jsonl, line 4; {flag}"):
+    read(config(**changes | {"data.drop_overlap": False}))
+  rows(*range(9))
+  with refuses(ValueError, "every prompt of data.files is held out"):
+    read(c)
 
 
 def test_a_file_that_was_edited_after_training_is_refused(tmp_path):
