@@ -53,7 +53,7 @@ def from_hub(name, row, folder, monkeypatch):
   lines(folder / "set" / f"{split}.jsonl", row)
   kept = f"datasets--{repository.replace('/', '--')}"
   revisions = {revision or "main": folder / "set"}
-  hub_cache.made(folder, monkeypatch, kept, **revisions)
+  hub_cache.made(folder, monkeypatch, of=kept, **revisions)
   files._downloaded.cache_clear()
   return heldout(name)
 
