@@ -25,7 +25,7 @@ from brorl_jax.verdicts.gym import tables
 COUNT = 100
 _TRIES = 20 * COUNT  # puzzles of a task, at most
 # Where the metadata of puzzles without an answer have one.
-_ANSWERS = {"rubiks_cube": "example_correct_answer"}
+ANSWERS = {"rubiks_cube": "example_correct_answer"}
 
 
 def stored(name: str, count: int = COUNT) -> Iterator[Mapping[str, Any]]:
@@ -36,8 +36,8 @@ def stored(name: str, count: int = COUNT) -> Iterator[Mapping[str, Any]]:
     with contextlib.redirect_stdout(io.StringIO()):  # bf prints
       # As a line holds it; gsm_symbolic has fractions in its metadata.
       entry = json.loads(json.dumps(data[i], default=str))
-    if name in _ANSWERS:
-      entry["answer"] = entry["metadata"][_ANSWERS[name]]
+    if name in ANSWERS:
+      entry["answer"] = entry["metadata"][ANSWERS[name]]
     if entry["question"] in asked or not entry["answer"]:
       continue
     if gym.verify(entry["answer"], entry).status == "pass":

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
+from brorl_jax.configs import suite_puzzles
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.gym import checks, verify
 from brorl_jax.verdicts.gym.checks import refuse_integral, terms, value
@@ -22,10 +23,7 @@ SLOW = {
   "quantum_lock": 12, "sokoban": 8, "sudoku": 25, "zebra_puzzles": 12,
 }  # fmt: skip
 # Where puzzles without an answer have one.
-ANSWERS = {
-  "graph_color": "possible_answer", "propositional_logic": "example_answer",
-  "rubiks_cube": "example_correct_answer",
-}  # fmt: skip
+ANSWERS = gym._ANSWERED | suite_puzzles.ANSWERS
 OWN = sorted(
   (checks.CHECKS.keys() | checks.FORMS.keys() | gym.STORED.keys()) - gym.JAILED
 )
