@@ -74,7 +74,7 @@ def test_tables_by_hand(folders, capsys):
   apps = {**counts, "difference": pytest.approx(56.25), "half": half}
   assert pair["tasks"]["code/apps"] == apps
   every = [0.5] * 4 + [*d] + [0.5] * 3 + [0.0] + [-0.5] * 4
-  theirs = scipy.stats.ttest_1samp(every, 0).statistic
+  theirs = scipy.stats.ttest_1samp(every, 0)[0]
   assert pair["test"]["plain"]["t"] == pytest.approx(theirs)
   assert pair["test"]["by_task"]["clusters"] == 4
   rose, fell = ["math/aime24", "gym/gcd"], ["code/apps"]
@@ -105,7 +105,7 @@ def test_published_means_are_those_of_their_tasks(family, size):
 def test_other_settings_and_a_policy_twice_are_refused(folders, top_p, why):
   more = folders[3].with_name("b")
   measured(more, N512, folders[1], eval_top_p=top_p)
-  with pytest.raises(UserError, match=f"b .* {why}.*; leave one"):
+  with pytest.raises(UserError, match=f"b .*{why}.*; leave one"):
     shown([*folders, more])
 
 
