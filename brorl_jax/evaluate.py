@@ -196,6 +196,21 @@ def rates(records: Sequence[Record]) -> list[float]:
   return [_numbers(x, [1])[0] for x in _by_prompt(records).values()]
 
 
+def scores(records: Sequence[Record]) -> list[float]:
+  """The mean score of each prompt, likewise."""
+  return [_numbers(x, [1])[2] for x in _by_prompt(records).values()]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+  """Lines of a table; the first column is to the left, the others right."""
+  first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+  lines = []
+  for name, *cells in rows:
+    padded = (f"{x:>{w}}" for x, w in zip(cells, widths, strict=True))
+    lines.append("  ".join((f"  {name:<{first}}", *padded)))
+  return "\n".join(lines)
+
+
 def bootstrap_means(
   values: Float[np.ndarray, " n"],
   groups: Int[np.ndarray, " n"],

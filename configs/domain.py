@@ -10,7 +10,7 @@ A few steps on a laptop that take one domain from data to update. The embedded
 policy has never seen a box or a program, so its reward is 0, except for
 instructions, some of which its short answers follow by chance. For a language
 model pass --config.policy.checkpoint=DIR and your own files;
-`python -m launch.data.prepare` converts public sets.
+`--mode=prepare` converts public sets.
 
 Cost: 3 steps, about a minute, most of it compilation (2 cores of an AMD EPYC,
 jax 0.10.2, 2026-11-22).

@@ -19,8 +19,6 @@ def get_config() -> ml_collections.ConfigDict:
   c.seed = 0
   c.seeds = 2  # runs per N; curves show their mean
   c.n = (4, 8, 16, 512, 51200)  # draws per step, the paper's
-  # More N for the sweep figure; the paper's figure leaves them out.
-  c.dense_n = (32, 64, 128, 256, 1024, 2048, 4096, 8192, 16384)
   c.steps = 1000
   c.vocab = 128000  # tokens
   c.correct = 10000  # tokens with reward 1; the others have -1

@@ -22,7 +22,7 @@ END = "<!-- end of fields -->\n"
 
 
 def tables() -> str:
-  """Every field of a run and of a supervised start, a list per section."""
+  """Every field of a run, a list per section."""
   parts = ["\n"]
   runs = {
     f.name: typing.cast(Any, f.type) for f in dataclasses.fields(config.Config)
@@ -32,34 +32,12 @@ def tables() -> str:
     if name == "data":
       parts += _section("####", "data.domains.NAME", sampling.DomainConfig)
       parts += _section("####", "data.families.NAME", sampling.FamilyConfig)
-  parts.append(
-    "### Supervised start\n\n"
-    "With `--mode=warmup --config=sft` these sections replace the ones of the "
-    "same name.\nSection `policy` is the one above.\n\n"
-  )
-  for field in dataclasses.fields(config.Warmup):
-    if field.name != "policy":
-      kind = typing.cast(Any, field.type)
-      parts += _section("####", field.name, kind, runs.get(field.name))
   return "".join(parts)
 
 
-def _section(
-  heading: str, name: str, kind: Any, run: Any = None
-) -> Iterator[str]:
-  """A line per field; those that are the same in `run` share one."""
+def _section(heading: str, name: str, kind: Any) -> Iterator[str]:
+  """A line per field."""
   yield f"{heading} `{name}`\n\n{_paragraph(kind)}\n\n"
-  same = dict(_lines(run)).items() if run else ()
-  known = [field for field in _lines(kind) if field in same]
-  yield from (line for field, line in _lines(kind) if (field, line) not in same)
-  if known:
-    names = ", ".join(f"`{field}`" for field, _ in known)
-    yield f"- As in a run: {names}.\n"
-  yield "\n"
-
-
-def _lines(kind: Any) -> Iterator[tuple[str, str]]:
-  """The fields of a section by name, each with its line."""
   for field in dataclasses.fields(kind):
     about = section.about(kind)[field.name]
     notes = {
@@ -70,7 +48,8 @@ def _lines(kind: Any) -> Iterator[tuple[str, str]]:
     }
     said = ", ".join(note for note, holds in notes.items() if note and holds)
     value = f"`{field.name}={_default(field)}`" + (f" ({said})" if said else "")
-    yield field.name, f"- {value}: {about.why}\n"
+    yield f"- {value}: {about.why}\n"
+  yield "\n"
 
 
 def _paragraph(kind: Any) -> str:

@@ -27,7 +27,6 @@ SWITCHES = {
   "as it is": "",
   "no dynamic sampling": "filter.keep=all",
   "keep: partly solved": "filter.keep=solved",
-  "1,024 prompts": "data.distinct_prompts=1024",
   "whitened by trajectory": "advantage.kind=trajectories",
   "right answers + .1": "advantage.boost=.1",
   "GRPO": "advantage.kind=grpo",

@@ -111,25 +111,6 @@ def test_an_own_reward_a_loss_and_a_config_are_found(brorl, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_own_reward_trains_on_odd_columns(brorl, tmp_path):
-  (tmp_path / "my_reward.py").write_text(example("my_reward.py"))
-  data(tmp_path / "train.jsonl")
-  done = brorl(*OWN_REWARD, "--workdir=run", *SMALL)
-  assert done.returncode == 0, done.stderr
-  assert "level" not in done.stderr
-  lines = [
-    json.loads(line)
-    for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
-  ]
-  assert lines and {line["verdict"] for line in lines} <= {"pass", "fail"}
-  for line in lines:
-    (a,) = re.findall(r"Calculate (\d) \+ 4", line["prompt"])
-    said = (line["response"].split() or [""])[-1]
-    assert line["reward"] == float(said == str(int(a) + 4))
-  assert len(metrics(tmp_path / "run")) == 2
-
-
-@pytest.mark.slow
 def test_an_own_loss_and_an_own_config_train(brorl, tmp_path):
   pytest.importorskip("reasoning_gym")
   (tmp_path / "my_loss.py").write_text(example("my_loss.py"))

@@ -84,7 +84,7 @@ def test_a_kill_between_the_rounds_of_a_prompt(tmp_path, workdir, tokens):
   """4 to 16 rollouts of a prompt, over prefixes and over slots."""
   flags = f"""--config.sampling.rounds=(4,16) --config.sampling.n=16
     --config.sampling.samples=64
-    --config.sampling.stop_right=2 --config.sampling.stop_wrong=2
+    --config.sampling.stop_right=2
     --config.sampling.max_new_tokens={tokens}""".split()
   with runs.Site(
     tmp_path / "site",

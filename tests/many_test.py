@@ -185,7 +185,7 @@ def test_prompts_that_get_rounds_are_drawn_together(site, count):
   """Eight prompts of 4 to 16 rollouts; who claimed one makes its rounds."""
   stop = """--config.sampling.rounds=(4,16) --config.sampling.n=16
     --config.sampling.samples=128 --config.theory.prompts=2
-    --config.sampling.stop_right=2 --config.sampling.stop_wrong=2""".split()
+    --config.sampling.stop_right=2""".split()
   one = trained(site, site / f"one of {count}", 1, *stop)
   many = trained(site, site / f"{count} in rounds", count, *stop)
   alike(one, many)

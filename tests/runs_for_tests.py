@@ -127,10 +127,18 @@ def run(
   return path
 
 
+def told(path, **entries):
+  """A folder of a run with more entries in config.json."""
+  about = json.loads((path / "config.json").read_text()) | entries
+  (path / "config.json").write_text(json.dumps(about))
+  return path
+
+
 def with_checkpoints(path, c, steps, **found):
   path.mkdir(exist_ok=True)
   began = str(huggingface.locate(c.policy.checkpoint))
-  found = {"run": "mine", "files": {}, "began_with": began, **found}
+  found = {"forms": {}, "dropped": [], "began_with": began, **found}
+  found = {"run": "mine", "files": {}, **found}
   folder.write_config(sections.as_dict(c), path, **found)
   _, params = huggingface.load(huggingface.ASSETS)
   store = checkpoints.Store(path / "checkpoints", keep=9, run="mine")
@@ -146,7 +154,5 @@ def evaluation(path, *, passes=PASSES[3], **config):
   (path / "metrics.jsonl").unlink()
   (path / "eval" / "curve.jsonl").unlink()
   (path / "eval" / "summary.json").write_text("{}")
-  about = json.loads((path / "config.json").read_text())
-  about["evaluated"] = {"source": "/x", "run": "/runs/n512", "step": 60}
-  (path / "config.json").write_text(json.dumps(about))
-  return path
+  policy = {"source": "/x", "run": "/runs/n512", "step": 60}
+  return told(path, evaluated=policy)

@@ -6,22 +6,18 @@ through a run. They import only the standard library; section.py says why.
 
 from brorl_jax.config.config import (
   Config,
-  Made,
   PhaseConfig,
   as_dict,
   every_field,
   flat,
   of,
 )
-from brorl_jax.config.learning import Warmup
 from brorl_jax.config.section import Section, Wrong, setting
 
 __all__ = [
   "Config",
-  "Made",
   "PhaseConfig",
   "Section",
-  "Warmup",
   "Wrong",
   "as_dict",
   "every_field",

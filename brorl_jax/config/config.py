@@ -52,6 +52,11 @@ class Config:
   guard: Guard = dataclasses.field(default_factory=Guard)
   theory: Theory = dataclasses.field(default_factory=Theory)
 
+  @property
+  def heldout_tokens(self) -> int:
+    """Longest response to a held-out prompt."""
+    return self.eval.max_new_tokens or self.sampling.max_new_tokens
+
   @functools.cached_property
   def phases(self) -> list[PhaseConfig]:
     """The phases of a run; the first begins with step 1. Raises Wrong for one

@@ -1,14 +1,9 @@
-"""From verdicts to updates: reward, advantage, loss, reference, optimizer.
-
-At the end the sections of a supervised start, `Warmup`; fields that training
-has too have the same names there.
-"""
+"""From verdicts to updates: reward, advantage, loss, reference, optimizer."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.config.run import Meshed, PolicyConfig
 from brorl_jax.config.section import Rule, Section, of_kind, setting
 
 
@@ -32,14 +27,11 @@ class Reward(Section):
     "Time limit of one call of these functions, which may wait for a network.",
     unit="seconds",
   )
-  code_test_s: float = setting(
-    5.0,
-    "Time limit of a program per test, if its example has no time_limit. Sleep "
-    "counts, waiting for a CPU does not.",
+  code_s: tuple[float, ...] = setting(
+    (5.0, 30.0),
+    "Time limits of a program: per test, if its example has no time_limit, and "
+    "for all tests. Sleep counts, waiting for a CPU does not.",
     unit="CPU-seconds",
-  )
-  code_total_s: float = setting(
-    30.0, "Time limit of a program for all tests.", unit="CPU-seconds"
   )
   allow_inner: bool = setting(
     False,
@@ -115,10 +107,10 @@ class Reward(Section):
     good = len({*self.verifier}) == len(self.verifier)
     yield "verifier", good, "different functions"
     yield from self.positive("timeout_s")
-    must = "positive; it is the time limit of a test in CPU-seconds"
-    yield "code_test_s", self.code_test_s > 0.0, must
-    good = self.code_total_s >= self.code_test_s
-    yield "code_total_s", good, f"at least code_test_s = {self.code_test_s:g}"
+    limits = self.code_s
+    good = len(limits) == 2 and not any(of_kind(x, float) for x in limits)
+    good = good and 0.0 < limits[0] <= limits[1]
+    yield "code_s", good, "two positive numbers, the second at least the first"
     good = 0.0 <= self.truncated_factor <= 1.0
     yield "truncated_factor", good, "between 0 and 1"
     ends = self.length_range
@@ -150,15 +142,11 @@ class Advantage(Section):
     "REINFORCE++-baseline, whitened over 'tokens' (released code) or "
     "'trajectories' (formula of the paper); 'grpo'; 'centered': reward - group "
     "mean; 'leave_one_out' (RLOO): - mean of the others; 'maxrl': (reward - "
-    "mean) / mean; 'pass_at_k': see k. Your own function, 'file.py:function', "
-    "maps (reward, valid, length), each [P,N], to advantages [P,N].",
+    "mean) / mean; 'pass_at_k:4' (PKPO): one of 4 samples must be right. More "
+    "than a quarter of n or rounds[0] leaves most groups without a gradient. "
+    "Your own function, 'file.py:function', maps (reward, valid, length), each "
+    "[P,N], to advantages [P,N].",
     source="stated",
-    phased=True,
-  )
-  k: int = setting(
-    4,
-    "Of 'pass_at_k': samples of which one must be right. At most a quarter of "
-    "n or rounds[0] is useful: with more, most groups have no gradient.",
     phased=True,
   )
   boost: float = setting(
@@ -168,8 +156,15 @@ class Advantage(Section):
     phased=True,
   )
 
+  @property
+  def k(self) -> int:
+    """Samples of 'pass_at_k:K', of which one must be right; otherwise 0."""
+    name, _, k = self.kind.partition(":")
+    return int(k) if name == "pass_at_k" and k.isdecimal() else 0
+
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "k")
+    good = self.k >= 1 or self.kind.partition(":")[0] != "pass_at_k"
+    yield "kind", good, "'pass_at_k:K' with a number, such as 'pass_at_k:4'"
     yield from self.at_least(0, "boost")
 
 
@@ -300,11 +295,12 @@ class Reference(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamW(Section):
-  """The numbers of AdamW that no schedule changes."""
+class Optim(Section):
+  """Minibatches and AdamW."""
 
-  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
-  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
+  betas: tuple[float, ...] = setting(
+    (0.9, 0.95), "Decay of the first and second moment.", source="unknown"
+  )
   eps: float = setting(
     1e-8, "Added to the square root of the second moment.", source="unknown"
   )
@@ -316,17 +312,6 @@ class AdamW(Section):
   max_grad_norm: float = setting(
     1.0, "Norm above which gradients are scaled down.", source="unknown"
   )
-
-  def rules(self) -> Iterator[Rule]:
-    yield from self.fractions("b1", "b2")
-    yield from self.positive("eps", "max_grad_norm")
-    yield from self.at_least(0, "weight_decay")
-
-
-@dataclasses.dataclass(frozen=True)
-class Optim(AdamW):
-  """Minibatches and AdamW."""
-
   minibatches: int = setting(
     2,
     "Optimizer updates per step, each on whole groups. Both runs of BroRL have "
@@ -375,87 +360,12 @@ class Optim(AdamW):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from super().rules()
+    some = [x for x in self.betas if not of_kind(x, float) and 0.0 <= x < 1.0]
+    good = len(some) == len(self.betas) == 2
+    yield "betas", good, "two numbers of at least 0 and below 1"
     yield from self.at_least(1, "minibatches")
     follows = "it follows from the devices"
     yield from self.at_least(0, "rows", "blocks", zero=follows)
-    yield from self.positive("lr")
-    yield from self.at_least(0, "warmup", "lr_samples")
+    yield from self.positive("lr", "eps", "max_grad_norm")
+    yield from self.at_least(0, "warmup", "lr_samples", "weight_decay")
     yield from self.at_least(0, "spike", zero="off")
-
-
-@dataclasses.dataclass(frozen=True)
-class Pairs(Section):
-  """Prompts and responses."""
-
-  files: tuple[str, ...] = setting(
-    (),
-    "Files, folders or hub datasets, in the formats of a run. A line has "
-    "a prompt (or messages) and a response.",
-  )
-  heldout_files: tuple[str, ...] = setting(
-    (),
-    "Held-out files. (): one prompt in heldout_one_in of `files`, chosen by "
-    "the same hash as in a run.",
-  )
-  heldout_one_in: int = setting(
-    20, "One prompt in this many is held out, without heldout_files."
-  )
-  fields: str = setting(
-    "",
-    "Columns with other names: 'prompt:question' reads the prompt from column "
-    "`question`.",
-  )
-  skip_bad: bool = setting(
-    False,
-    "Skip invalid lines and pairs that are longer than a row, and count them, "
-    "instead of stopping.",
-  )
-  system: str = setting("", "System message of every prompt that has none.")
-
-  def rules(self) -> Iterator[Rule]:
-    yield from self.paths("files", "heldout_files")
-    yield from self.at_least(2, "heldout_one_in")
-
-
-@dataclasses.dataclass(frozen=True)
-class Descent(AdamW):
-  """Rows, updates and AdamW."""
-
-  seed: int = setting(0, "Seed of the order of the pairs.")
-  epochs: int = setting(2, "Passes over all pairs.")
-  row_tokens: int = setting(
-    2048,
-    "Tokens per row. Pairs share rows; a row must hold the longest pair.",
-    unit="tokens",
-  )
-  rows: int = setting(
-    8,
-    "Rows per microbatch, over all devices; they must fit in memory. A "
-    "multiple of the rows of the mesh.",
-  )
-  microbatches: int = setting(
-    4, "Microbatches per update; rows x microbatches decides the update."
-  )
-  lr: float = setting(
-    1e-5, "Peak learning rate; falls to 0 along a cosine.", source="unknown"
-  )
-  warmup: int = setting(10, "Updates in which lr rises from 0.", unit="updates")
-
-  def rules(self) -> Iterator[Rule]:
-    yield from super().rules()
-    yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
-    yield from self.at_least(1, "epochs", "rows", "microbatches")
-    yield from self.at_least(2, "row_tokens")
-    yield from self.at_least(0, "warmup")
-    yield from self.positive("lr")
-
-
-@dataclasses.dataclass(frozen=True)
-class Warmup:
-  """Every hyperparameter of a supervised start."""
-
-  policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
-  data: Pairs = dataclasses.field(default_factory=Pairs)
-  optim: Descent = dataclasses.field(default_factory=Descent)
-  devices: Meshed = dataclasses.field(default_factory=Meshed)

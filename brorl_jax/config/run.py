@@ -1,7 +1,6 @@
 """The run as a whole: its length, policy, devices, evaluations and guards."""
 
 import dataclasses
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -54,13 +53,6 @@ class RunConfig(Section):
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
     free=True,
   )
-  notify: str = setting(
-    "",
-    "Command that gets events (start, resume, warning, guard, end) as JSON on "
-    "standard input, without a shell. The run waits at most 30 s; a failure is "
-    "only printed. config.json stores the command: no passwords. '': none.",
-    free=True,
-  )
   pipeline: bool = setting(
     False,
     "Sample the next step with the parameters before the update, which then "
@@ -81,14 +73,6 @@ class RunConfig(Section):
     yield from self.at_least(0, "max_samples", zero="no bound")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
-    yield "notify", _is_command(self.notify), "words with closed quotes"
-
-
-def _is_command(text: str) -> bool:
-  try:
-    return bool(shlex.split(text)) or not text
-  except ValueError:
-    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +101,7 @@ class PolicyConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Meshed(Section):
+class Devices(Section):
   """The mesh; a row, mesh_tensor x mesh_expert devices, has its own prompts."""
 
   mesh_data: int = setting(
@@ -146,24 +130,6 @@ class Meshed(Section):
     "'products' also the results of matrix products, 5 to 10 % faster on a "
     "CPU; 'nothing' keeps everything.",
   )
-
-  @property
-  def mesh(self) -> dict[str, int]:
-    return {
-      name: getattr(self, f"mesh_{name}")
-      for name in ("data", "fsdp", "tensor", "expert")
-    }
-
-  def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "mesh_data", "mesh_tensor", "mesh_expert")
-    good = self.mesh_fsdp >= 1 or self.mesh_fsdp == -1
-    yield "mesh_fsdp", good, "positive, or -1"
-
-
-@dataclasses.dataclass(frozen=True)
-class Devices(Meshed):
-  """The mesh and its memory."""
-
   memory_bytes: int = setting(
     0,
     "Memory of one device; 0: ask the device. With a number, --mode=plan plans "
@@ -176,8 +142,17 @@ class Devices(Meshed):
     "'moments' also the optimizer's moments.",
   )
 
+  @property
+  def mesh(self) -> dict[str, int]:
+    return {
+      name: getattr(self, f"mesh_{name}")
+      for name in ("data", "fsdp", "tensor", "expert")
+    }
+
   def rules(self) -> Iterator[Rule]:
-    yield from super().rules()
+    yield from self.at_least(1, "mesh_data", "mesh_tensor", "mesh_expert")
+    good = self.mesh_fsdp >= 1 or self.mesh_fsdp == -1
+    yield "mesh_fsdp", good, "positive, or -1"
     yield from self.at_least(0, "memory_bytes", zero="ask the device")
 
 
@@ -191,7 +166,11 @@ class Eval(Section):
 
   every: int = setting(10, "Steps between evaluations.", unit="steps")
   prompts: int = setting(
-    60, "Held-out prompts per task.", unit="prompts", evaluated=True
+    60,
+    "Held-out prompts per task. 0: all of the files, and 100 puzzles of each "
+    "family, or as many as there are.",
+    unit="prompts",
+    evaluated=True,
   )
   n: int = setting(
     16, "Samples per held-out prompt.", source="stated", evaluated=True
@@ -200,10 +179,19 @@ class Eval(Section):
     0.6, "0: greedy.", source="stated", evaluated=True
   )
   top_p: float = setting(0.95, "1: off.", source="stated", evaluated=True)
+  max_new_tokens: int = setting(
+    0,
+    "Longest response, including its end token. 0: that of sampling.",
+    unit="tokens",
+    evaluated=True,
+  )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "every", "prompts", "n")
+    yield from self.at_least(1, "every", "n")
+    yield from self.at_least(0, "prompts", zero="all")
     yield from self.at_least(0, "temperature", zero="greedy")
+    zero = "that of sampling"
+    yield from self.at_least(0, "max_new_tokens", zero=zero)
     yield "top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1; 1 is off"
 
 

@@ -57,7 +57,9 @@ class DataConfig(Section):
   fields: str = setting(
     "",
     "Columns with other names: 'prompt:question,answer:reward_model.truth' "
-    "reads the prompt from column `question` and the answer inside an object.",
+    "reads the prompt from column `question` and the answer inside an object. "
+    "Or your own function, 'file.py:function', that makes a record of a row; "
+    "ValueError: it holds none. 'ENTRY=...;...': of that entry of the files.",
   )
   domain: str = setting("", "Domain of lines without a `domain` field.")
   puzzles: bool = setting(
@@ -73,17 +75,16 @@ class DataConfig(Section):
     "Skip invalid lines and prompts above prompt_tokens, and count them, "
     "instead of stopping.",
   )
+  drop_overlap: bool = setting(
+    False,
+    "Leave out training prompts that are also in heldout_files, and count "
+    "them, instead of stopping.",
+  )
   prompt_tokens: int = setting(
     40,
     "Longest prompt. A longer one is an error, unless skip_bad is set.",
     unit="tokens",
     evaluated=True,
-  )
-  distinct_prompts: int = setting(
-    0,
-    "Number of prompts that a run draws from, each at most once per step. 0: "
-    "every prompt is new.",
-    unit="prompts",
   )
   domains: Mapping[str, DomainConfig] = setting(
     {},
@@ -128,7 +129,7 @@ class Sampling(Section):
     (),
     "Rollouts of a prompt after each round, such as (16, 64, 256, 512): "
     "multiples of the first, up to n. A prompt stops when it has enough right "
-    "and wrong ones. Every prompt has the same weight. (): all get n.",
+    "ones. Every prompt has the same weight. (): all get n.",
     unit="rollouts",
     phased=True,
   )
@@ -137,13 +138,6 @@ class Sampling(Section):
     "Right rollouts after which a prompt of rounds stops. With fewer its "
     "weight depends more on its pass rate: at a rate of 1 % it is 2.1 times "
     "too large with 1, and 1.2 times with 4 (rounds of 16, 64, 256, 1,024).",
-    unit="rollouts",
-    phased=True,
-  )
-  stop_wrong: int = setting(
-    0,
-    "Wrong rollouts after which a prompt of rounds stops. 0: a prompt that is "
-    "always right ends with its first round; of our advantages none uses it.",
     unit="rollouts",
     phased=True,
   )
@@ -217,7 +211,6 @@ class Sampling(Section):
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "n", "samples", "max_new_tokens")
-    yield from self.at_least(0, "stop_wrong")
     yield from self.at_least(1, "stop_right")
     whole = all(type(m) is int for m in self.rounds)
     steps = (0, *self.rounds)

@@ -28,7 +28,7 @@ fields as columns; null means that the field is missing. The fields:
                 {"check": source of check(candidate), "fn_name": ...}; or a
                 list of {"input": ..., "output": ...}.
   time_limit    code, optional: CPU seconds of one test, at most 60. Default:
-                the config's code_test_s.
+                the config's code_s[0].
   instructions  instructions: a list of {"id": "keywords:existence",
                 "kwargs": {...}}, ids and arguments as in IFEval.
   entry         gym: the puzzle with its question, answer and metadata.
@@ -47,29 +47,54 @@ Not detected: contradictory instructions, and checks that accept any program.
 The entry of an `Example` is, for math {"answer"}; stem {"answer"} and optional
 "choices"; code {"tests"} and optional "time_limit"; instructions
 {"instructions"}; gym the record's entry.
-
-A line of `read_pairs`, for supervised training, has "prompt" or "messages" and
-"response", the text to learn. Other columns are ignored. No verifier runs.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from brorl_jax.data import files, schema
 from brorl_jax.data.files import DataError, Place
 from brorl_jax.data.schema import PLAIN, Form
-from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import MADE, Domain, Example, Field
-from brorl_jax.verdicts.domains import DRAW, OWN
-from brorl_jax.verdicts.strict_json import Refused, show
+from brorl_jax.verdicts.base import MADE, Domain, Example
+from brorl_jax.verdicts.domains import DRAW
+from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 
+# Bytes of a row that a function reads: LiveCodeBench has tests of many MB.
+_MAX_ROW = 1 << 28
+_ALSO = "also a held-out prompt (data.drop_overlap)"
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
 _BLANK = re.compile(r"(?<!\w) | (?!\w)")
+
+
+class Skipped(NamedTuple):
+  """A record that was left out."""
+
+  place: Place | str
+  field: str
+  why: str
+
+  def __str__(self) -> str:
+    field = f", field {self.field!r}" if self.field else ""
+    return f"{self.place}{field}: {self.why}"
+
+  @property
+  def reason(self) -> str:
+    """What many may share: `why` has details of the record."""
+    field = re.sub(r"\[\d+\]", "[]", self.field)
+    return f"{field} refused" if field else self.why
+
+
+def by_reason(skipped: Sequence[Skipped]) -> list[str]:
+  """A line for each reason, the most common first: how many, and the first."""
+  first = {one.reason: one for one in reversed(skipped)}
+  counts = collections.Counter(one.reason for one in skipped).most_common()
+  return [f"{n:,}: {why}; the first: {first[why]}" for why, n in counts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +103,12 @@ class Data:
 
   examples: Sequence[Example]  # in the order of the files
   places: Sequence[Place | str]  # file and line of each example, for messages
-  # Records that were left out: the place, and why; empty unless `skip_bad`.
-  skipped: Sequence[str] = ()
+  # Bad records, if they are left out, and prompts that `without` left out.
+  skipped: Sequence[Skipped] = ()
+  # `Form.how` and `Form.digest` of each file, by absolute path.
+  forms: Mapping[str, Sequence[str]] = dataclasses.field(
+    default_factory=dict, compare=False
+  )
 
   @property
   def repeats(self) -> int:
@@ -106,74 +135,66 @@ def read(
   files of the run. Records may name only these domains. `skip_bad` lists bad
   records in `skipped`, instead of raising DataError at the first.
   """
-  reader = Reader(domains, form)
-  skipped = []
+  kept: dict[str, tuple[Example, Place]] = {}  # by id
+  asked: dict[bytes, str] = {}  # id of the first example that asks this
+  skipped, forms = list[Skipped](), {}
   inputs = files.find(paths)
   names = files.names([*inputs, *(files.find(beside) if beside else ())])
   for file in inputs:
-    name = names[os.path.abspath(file.path)]
-    for line, record in files.read(file.path, nulls=form.sole is not None):
+    name = names[path := os.path.abspath(file.path)]
+    its = form.entries.get(file.entry, form)
+    forms[path] = [its.how, its.digest]
+    most = MAX_LINE if its.function is None else _MAX_ROW
+    rows = files.read(file.path, nulls=its.sole is not None, most=most)
+    for line, row in rows:
       place = Place(file.path, line)
       try:
-        if isinstance(record, Refused):
-          raise record
-        reader.add(record, place, file.source, f"{name}/{line}")
+        record = schema.record(row, its)
+        example = schema.example(
+          record, file.source, f"{name}/{line}", domains, its
+        )
+        first = asked.get(_asked(example), example.id)
+        _refuse_repeat(example, kept, first, domains)
+      except (ImportError, RuntimeError) as error:
+        # Not an error of the record, so never skipped.
+        raise DataError(f"{place}: cannot be checked: {error}") from error
       except Refused as refused:
-        field = f", field {refused.field!r}" if refused.field else ""
-        bad = f"{place}{field}: {refused.why}"
+        refused = schema.with_column(refused, its)
+        skipped.append(Skipped(place, refused.field, refused.why))
         if not skip_bad:
-          raise DataError(bad) from refused
-        skipped.append(bad)
-  if not reader.examples:
+          raise DataError(str(skipped[-1])) from refused
+      else:
+        asked[_asked(example)] = first
+        kept[example.id] = example, place
+  if not kept:
     raise DataError(
       f"all {len(skipped)} records are unusable; the first: {skipped[0]}"
     )
-  return Data(reader.examples, reader.places, skipped)
+  examples, places = zip(*kept.values(), strict=True)
+  return Data([*examples], [*places], skipped, forms)
 
 
-class Reader:
-  """Collects examples and refuses repeated ids and contradicting answers."""
-
-  def __init__(self, domains: Mapping[str, Domain], form: Form = PLAIN):
-    self._domains, self._form = domains, form
-    self.examples: list[Example] = []
-    self.places: list[Place] = []  # of each
-    self._ids: dict[str, Place] = {}
-    self._asked: dict[bytes, int] = {}
-
-  def add(self, record: Mapping, place: Place, source: str, name="") -> None:
-    """Adds the example of a record, see `schema.example`.
-
-    Raises Refused, and adds nothing, if the record is bad, its id is taken, or
-    an earlier example has the same prompt and another answer; DataError if its
-    verifier is not installed.
-    """
-    try:
-      example = schema.example(record, source, name, self._domains, self._form)
-    except ImportError as error:
-      # Not an error of the record, so never skipped.
-      raise DataError(f"{place}: cannot be checked: {error}") from error
-    except Refused as refused:
-      raise schema.with_column(refused, self._form) from None
-    if example.id in self._ids:
-      other = self._ids[example.id]
-      raise Refused(
-        "id", f"{example.id!r} is also the id of {other}; make ids unique"
-      )
-    first = self._asked.setdefault(_asked(example), len(self.examples))
-    domain = self._domains.get(example.domain)
-    if first < len(self.examples) and domain is not None and domain.one_answer:
-      other = self.examples[first]
-      a, b = example.entry["answer"], other.entry.get("answer")
-      if other.domain == example.domain and a != b:
-        raise Refused(
-          "answer",
-          f"{show(a)}, but {self.places[first]} has the same prompt and"
-          f" {show(b)}; keep one",
-        )
-    self._ids[example.id] = place
-    self.examples.append(example)
-    self.places.append(place)
+def _refuse_repeat(
+  example: Example,
+  kept: Mapping[str, tuple[Example, Place]],
+  first: str,
+  domains: Mapping[str, Domain],
+) -> None:
+  """Raises Refused if the id of an example is taken, or if the `first` that has
+  the same prompt has another answer.
+  """
+  if example.id in kept:
+    place = kept[example.id][1]
+    raise Refused(
+      "id", f"{example.id!r} is also the id of {place}; make ids unique"
+    )
+  domain = domains.get(example.domain)
+  if first in kept and domain is not None and domain.one_answer:
+    other, place = kept[first]
+    a, b = example.entry["answer"], other.entry.get("answer")
+    if other.domain == example.domain and a != b:
+      same = f"{place} has the same prompt and {show(b)}"
+      raise Refused("answer", f"{show(a)}, but {same}; keep one")
 
 
 def digest(examples: Iterable[Example]) -> str:
@@ -207,7 +228,7 @@ def _asked(example: Example) -> bytes:
   return _hash(f"{role}: {' '.join(words)}" for role, words in said)
 
 
-def _worded(example: Example) -> bytes:
+def worded(example: Example) -> bytes:
   """The hash of a conversation that `split` uses."""
   return _hash(
     f"{m['role']}: {_BLANK.sub('', ' '.join(m['content'].casefold().split()))}"
@@ -227,21 +248,34 @@ def sides(
   read: Callable[..., Data],
   files: Sequence[str],
   heldout_files: Sequence[str],
-  *,
   one_in: int,
+  drop_overlap: bool,
 ) -> tuple[Data, Data]:
   """Training and held-out data of a config's files.
 
   `read`: (files, beside=other files) -> their data. `files` may be empty if
   there are `heldout_files`; without them a part of `files`, one in `one_in`, is
-  held out as by `split`.
+  held out as by `split`. `drop_overlap`: prompts of both sides are held out.
   """
   train = read(files, beside=heldout_files) if files else Data([], [])
   if not heldout_files:
     return split(train, one_in=one_in)
   held = read(heldout_files, beside=files)
-  refuse_overlap(train, held)
+  if drop_overlap:
+    train = without(train, {worded(e) for e in held.examples})
+  if files and not train.examples:
+    raise DataError("every prompt of data.files is held out; name other files")
+  flag = "set --config.data.drop_overlap=True"
+  refuse_overlap(train, held, f"remove one, or {flag}")
   return train, held
+
+
+def without(data: Data, prompts: Collection[bytes]) -> Data:
+  """The data without prompts whose `worded` is given; they become `skipped`."""
+  out = [worded(example) in prompts for example in data.examples]
+  gone = [Skipped(place, "", _ALSO) for place in _side(data, out, True).places]
+  kept = _side(data, out, False)
+  return dataclasses.replace(kept, skipped=[*data.skipped, *gone])
 
 
 def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
@@ -271,15 +305,16 @@ def trained_on(data: Data, *, one_in: int) -> Data:
 
 
 def _is_held(example: Example, one_in: int) -> bool:
-  return int.from_bytes(_worded(example), "little") % one_in == 0
+  return int.from_bytes(worded(example), "little") % one_in == 0
 
 
 def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
   some = lambda a: [x for x, side in zip(a, held, strict=True) if side == which]
-  return Data(some(data.examples), some(data.places), data.skipped)
+  kept = {"examples": some(data.examples), "places": some(data.places)}
+  return dataclasses.replace(data, **kept)
 
 
-def refuse_overlap(train: Data, heldout: Data) -> None:
+def refuse_overlap(train: Data, heldout: Data, remedy="remove one") -> None:
   """Refuses held-out examples that are also training examples.
 
   Prompts are compared as in `split`. Default ids (file and line) are not
@@ -289,17 +324,18 @@ def refuse_overlap(train: Data, heldout: Data) -> None:
   asked: dict[bytes, Place | str] = {}
   for example, place in zip(train.examples, train.places, strict=True):
     ids.setdefault(example.id, place)
-    asked.setdefault(_worded(example), place)
+    asked.setdefault(worded(example), place)
   for example, place in zip(heldout.examples, heldout.places, strict=True):
+    other = asked.get(worded(example))
     if example.id in ids and "/" not in example.id:
       raise DataError(
         f"{place}: held-out id {example.id!r} is also the training example"
-        f" {ids[example.id]}; remove one"
+        f" {ids[example.id]}; {'remove one' if other is None else remedy}"
       )
-    if (other := asked.get(_worded(example))) is not None:
+    if other is not None:
       raise DataError(
-        f"{place}: held-out prompt is also the training prompt {other}; remove"
-        " one"
+        f"{place}: held-out prompt is also the training prompt {other}; "
+        f"{remedy}"
       )
 
 
@@ -318,38 +354,3 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
         f"{place}: training may generate this held-out puzzle of {task}; "
         "remove it from the held-out file"
       )
-
-
-# Pairs.
-
-PAIR_FIELDS = ("prompt", "messages", "response", "id")
-
-
-def read_pairs(
-  paths: str | Sequence[str],
-  *,
-  names: Mapping[str, str],
-  beside: Sequence[str] = (),
-  skip_bad: bool = False,
-) -> Data:
-  """Reads prompts with responses, entry["response"], as `read` reads examples.
-
-  `names` maps fields to columns that are named otherwise.
-  """
-  form = Form(names=names, sole=_PAIR)
-  return read(paths, form=form, beside=beside, domains={}, skip_bad=skip_bad)
-
-
-def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
-  if "response" not in own:
-    remedy = "add it, or name its column: --config.data.fields=response:COLUMN"
-    raise Refused("response", f"missing; {remedy}")
-  return own
-
-
-_PAIR = dataclasses.replace(
-  OWN,  # of which no verifier is called either
-  name="pairs",
-  fields={"response": Field(lambda value: strict_json.text(value, "response"))},
-  check_reference=_entry,
-)

@@ -21,7 +21,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
@@ -29,6 +29,10 @@ from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 _COLUMNAR = (".parquet", ".arrow")
 _Row = tuple[bytes, dict[str, Refused]]
 ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
+# Read where there is nothing else: also the ending of descriptions.
+_JSON = (*ENDINGS, ".json")
+_DESCRIPTIONS = ("dataset_dict", "dataset_info", "dataset_infos", "state")
+_MAX_HELD = 1 << 28  # bytes of a line
 _BATCH = 64  # rows of parquet in memory at a time
 
 _LFS = b"version https://git-lfs"
@@ -57,7 +61,7 @@ class Place:
   line: int
 
   def __str__(self) -> str:
-    unit = "row" if self.file.endswith(_COLUMNAR) else "line"
+    unit = "line" if self.file.endswith(".jsonl") else "row"
     return f"{self.file}, {unit} {self.line}"
 
 
@@ -71,6 +75,7 @@ class File:
   path: str
   # Default "source" of its examples: its name, or that of its folder or set.
   source: str
+  entry: str = ""  # as which `find` was given it
 
 
 def find(paths: str | Sequence[str]) -> list[File]:
@@ -85,11 +90,12 @@ def find(paths: str | Sequence[str]) -> list[File]:
   if not paths:
     raise DataError("no data files given; name at least one")
   by_path: dict[str, File] = {}
-  for file in (file for path in paths for file in _meant(os.fspath(path))):
-    same = os.path.realpath(file.path)
-    if same in by_path:
-      raise DataError(f"{file.path}: the file is named twice; name it once")
-    by_path[same] = file
+  for path in map(os.fspath, paths):
+    for file in _meant(path):
+      same = os.path.realpath(file.path)
+      if same in by_path:
+        raise DataError(f"{file.path}: the file is named twice; name it once")
+      by_path[same] = dataclasses.replace(file, entry=path)
   return list(by_path.values())
 
 
@@ -143,7 +149,7 @@ def _refuse_file(path: str) -> None:
     raise DataError(f"{path}: file does not exist{remedy}")
   if not os.path.isfile(path):
     raise DataError(f"{path}: not a file; name files, such as {path}/*.jsonl")
-  if not path.endswith(ENDINGS):
+  if not path.endswith(_JSON):
     ending = os.path.splitext(path)[1]
     packed = "unpack it" if ending in (".gz", ".zst") else "convert it"
     remedy = f"{packed} to .parquet, or to .jsonl with one object per line"
@@ -170,7 +176,7 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
 
   wanted = [f"*{ending}" for ending in ENDINGS]
   if split:
-    ways = itertools.product(("", "*/"), ENDINGS)
+    ways = itertools.product(("", "*/"), _JSON)
     wanted = [f"{above}{split}{_AFTER}*{end[1:]}" for above, end in ways]
   try:
     return huggingface_hub.snapshot_download(
@@ -179,6 +185,7 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
   except Exception as e:  # no network, no such name, no permission, ...
     why = (str(e).splitlines() or [type(e).__name__])[0]
     at = f" --revision {revision}" if revision else ""
+    at += f' --include "*{split}{_AFTER}*"' if split else ""
     to = name.rpartition("/")[2]
     raise DataError(
       f"hub:{name}: the download failed ({why}); where there is a network run "
@@ -197,6 +204,7 @@ def _of_folder(
   inside = sorted(_inside(pathlib.Path(folder)))
   if split:
     inside = _of_split(given, split, inside)
+  inside = [path for path in inside if path.endswith(ENDINGS)] or inside
   splits = sorted({name for path in inside for name in _SPLITS.findall(path)})
   if len(splits) > 1 and not _SPLITS.search(f"/{split}/"):
     name, at, revision = given.partition("@")
@@ -207,7 +215,7 @@ def _of_folder(
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
     raise DataError(
-      f"{given}: contains {what} that ends in {', '.join(ENDINGS)}{remedy}"
+      f"{given}: contains {what} that ends in {', '.join(_JSON)}{remedy}"
     )
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
@@ -220,7 +228,7 @@ def _inside(folder: pathlib.Path) -> Iterator[str]:
     hidden = any(part.startswith(".") for part in inside.parts)
     if hidden or inside.name.startswith("cache-") or not path.is_file():
       continue
-    if inside.name.endswith(ENDINGS):
+    if inside.name.endswith(_JSON) and inside.stem not in _DESCRIPTIONS:
       yield inside.as_posix()
 
 
@@ -241,22 +249,22 @@ def _of_split(given: str, split: str, inside: Sequence[str]) -> list[str]:
 
 
 def read(
-  path: str, *, nulls: bool = False
+  path: str, *, nulls: bool = False, most: int = MAX_LINE
 ) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   """The records of a file with their line or row numbers.
 
-  A bad line is its error, and so is a bad value. Neither the whole file nor a
-  line longer than `strict_json.MAX_LINE` is held in memory. Without `nulls`,
-  null in a columnar file means that the field is missing.
+  A bad line is its error, and so are a bad value and a line of more than `most`
+  bytes. Of a file only a line is held in memory, but all of a list in a .json.
+  Without `nulls`, null in a columnar file means that the field is missing.
   """
   empty = True
   lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
   for number, text in lines:
     empty = False
     try:
-      if isinstance(text, Refused):
-        raise text
       record, bad = text if isinstance(text, tuple) else (text, {})
+      if len(record.rstrip(b"\r\n")) > most:
+        raise Refused("", f"longer than {most:,} bytes; shorten the example")
       yield number, strict_json.parse(record) | bad
     except Refused as refused:
       yield number, refused
@@ -264,28 +272,35 @@ def read(
     raise DataError(f"{path}: the file has no records")
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes | Refused]]:
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
   try:
     with open(path, "rb") as file:
+      if path.endswith(".json") and file.peek().lstrip()[:1] == b"[":
+        yield from enumerate(_elements(path, file), 1)
+        return
       number = 0
-      # Two more than the limit: "\r\n" ends the longest line.
-      while line := file.readline(MAX_LINE + 2):
+      while line := file.readline(_MAX_HELD):
         number += 1
         if number == 1 and line.startswith(_LFS):
           raise DataError(
             f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
           )
-        if len(line.rstrip(b"\r\n")) <= MAX_LINE:
-          yield number, line
-          continue
-        while line and not line.endswith(b"\n"):
-          line = file.readline(MAX_LINE)
-        yield number, _too_long()
+        yield number, line
+        while len(line) == _MAX_HELD and not line.endswith(b"\n"):
+          line = file.readline(_MAX_HELD)
   except OSError as error:
     raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row | Refused]]:
+def _elements(path: str, file: IO[bytes]) -> list[bytes]:
+  """The elements of a list, as lines of JSON."""
+  try:
+    return [json.dumps(row).encode() for row in json.load(file)]
+  except (ValueError, RecursionError) as error:
+    raise DataError(f"{path}: not JSON: {show(str(error))}") from error
+
+
+def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row]]:
   ending = path.rpartition(".")[2]
   try:  # imported here because the library is large and optional
     import pyarrow
@@ -330,7 +345,7 @@ def _opened(
   return stream.schema.names, iter(stream)
 
 
-def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row | Refused:
+def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row:
   """A row as a line of JSON, and the errors of values that are not JSON."""
   values, bad = {}, {}
   for name, column in columns.items():
@@ -342,8 +357,7 @@ def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row | Refused:
         values[name] = value
     except Exception as e:  # of pyarrow too, for a date that Python lacks
       bad[name] = Refused(name, f"not JSON: {show(str(e))}; write it as text")
-  text = json.dumps(values, ensure_ascii=False).encode()
-  return (text, bad) if len(text) <= MAX_LINE else _too_long()
+  return json.dumps(values, ensure_ascii=False).encode(), bad
 
 
 def _without_nulls(value: Any) -> Any:
@@ -353,7 +367,3 @@ def _without_nulls(value: Any) -> Any:
   if isinstance(value, list):
     return [_without_nulls(v) for v in value]
   return value
-
-
-def _too_long() -> Refused:
-  return Refused("", f"longer than {MAX_LINE:,} bytes; shorten the example")

@@ -3,12 +3,14 @@
 import dataclasses
 import hashlib
 import itertools
+import json
+import pathlib
 import re
 import string
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts import own, strict_json
 from brorl_jax.verdicts.base import Domain, Example
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, kind, show
 
@@ -32,9 +34,79 @@ class Form:
   domain: str = ""
   # The domain of all lines, whatever they name; it gets every column.
   sole: Domain | None = None
+  # Makes a record of a row, see `record`; then `names` is empty.
+  function: Callable[[dict[str, Any]], Any] | None = None
+  how: str = ""  # what the config says of them, a function's file absolute
+  digest: str = ""  # of the function's file
+  # The forms of entries of data.files and data.heldout_files, as written, that
+  # have their own.
+  entries: Mapping[str, "Form"] = dataclasses.field(default_factory=dict)
 
 
 PLAIN = Form()  # fields under their own names, a domain in every line
+
+
+def form(
+  text: str, entries: Collection[str], fields: Collection[str], plain=PLAIN
+) -> Form:
+  """The form of files from `data.fields`: parts "[ENTRY=]HOW", divided by ";".
+
+  ENTRY is one of `entries`; the HOW of a part without it is that of all others.
+  HOW is what `parse` reads, or a function, "package.module:function" or
+  "file.py:function". `plain` has all else. Raises ValueError that quotes the
+  wrong part.
+  """
+  hows: dict[str, str] = {}
+  for part in filter(None, (part.strip() for part in text.split(";"))):
+    meant = [e for e in entries if part.startswith(f"{e}=")]
+    entry = max(meant, key=len, default="")
+    if not entry and "=" in part:
+      named = part.rpartition("=")[0]
+      near = did_you_mean(named, entries, f"use one of {', '.join(entries)}")
+      raise ValueError(f"{named!r} is no entry of the config's files; {near}")
+    if entry in hows:
+      both = f"{entry or 'all other files'}: {hows[entry]!r} and {part!r}"
+      raise ValueError(f"{both} are given; keep one")
+    hows[entry] = part.removeprefix(f"{entry}=").strip()
+  made = {
+    entry: dataclasses.replace(plain, **{"how": how, **_how(how, fields)})
+    for entry, how in hows.items()
+  }
+  return dataclasses.replace(made.pop("", plain), entries=made)
+
+
+def _how(how: str, fields: Collection[str]) -> dict[str, Any]:
+  place, _, name = how.rpartition(":")
+  if not re.fullmatch("[^:,]*[./][^:,]*", place):
+    return {"names": parse(how, fields)}
+  function, digest = own.find(how, {}, what="the function")
+  if place.endswith(".py"):
+    place = str(pathlib.Path(place).expanduser().absolute())
+  return {"function": function, "digest": digest, "how": f"{place}:{name}"}
+
+
+def record(row: Mapping[str, Any] | Refused, form: Form) -> Mapping[str, Any]:
+  """The record that a form's function makes of a row; the row without one.
+
+  A ValueError of the function means that the row has no example: it is raised
+  as Refused. RuntimeError, in one line, for what else the function raises.
+  """
+  if isinstance(row, Refused):
+    raise row
+  if form.function is None:
+    return row
+  row = {k: v for k, v in row.items() if not isinstance(v, Refused)}
+  try:
+    # Through text, so that it is what a line could hold, and a copy.
+    return strict_json.parse(json.dumps(form.function(row)).encode())
+  except Refused:
+    raise
+  except ValueError as error:
+    why = " ".join(str(error).split()) or type(error).__name__
+    raise Refused("", why) from None
+  except (Exception, SystemExit) as error:
+    why = own.failure(form.how, form.function, error)
+    raise RuntimeError(f"{why}; mend the function") from None
 
 
 def parse(text: str, known: Collection[str]) -> dict[str, str]:
@@ -166,7 +238,7 @@ def example(
   form: Form,
 ) -> Example:
   """Converts a record, or raises Refused. `source` and `name` are defaults of
-  its fields "source" and "id"; without a name the id is required.
+  its fields "source" and "id".
   """
   values, others = renamed(record, form.names)
   domain, foreign = _domain({**others, **values}, domains, form)
@@ -193,7 +265,7 @@ def example(
   if bad := next((v for v in values.values() if isinstance(v, Refused)), None):
     raise bad
   others = {k: v for k, v in others.items() if not isinstance(v, Refused)}
-  if "id" in values or not name:
+  if "id" in values:
     name = _field_name(values, "id")
   messages = _messages(values, others)
   wrong = {c: others[c] for c in others if _WRONG.fullmatch(c)}

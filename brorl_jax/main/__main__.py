@@ -68,7 +68,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
-from brorl_jax.config import Config, Warmup
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 
@@ -87,12 +87,12 @@ _WORKDIR = flags.DEFINE_multi_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  "train evaluate plan warmup simulate export report sample".split(),
+  "train evaluate plan prepare simulate export report sample".split(),
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
-  "prints how much memory a run needs; no --workdir. warmup: supervised "
-  "training on pairs of prompt and response, --config=sft. simulate: the "
-  "paper's token simulator for several N. export: writes the policy of a run, "
+  "prints how much memory a run needs; no --workdir. prepare: writes public "
+  "sets, --set, as files to train on; no --config. simulate: the paper's "
+  "token simulator for several N. export: writes the policy of a run, "
   "--config.policy.checkpoint=RUN, as a Hugging Face directory. report: "
   "compares runs and evaluations, one --workdir each; no --config. sample: a "
   "policy answers --prompt, --prompts or standard input; --workdir is a run, "
@@ -157,6 +157,15 @@ _FAST = flags.DEFINE_bool(
   "With --topology: decodes with two and three layers instead of all, leaves "
   "out evaluations and lets the compiler make less effort.",
 )
+_SET = flags.DEFINE_list(
+  "set",
+  [],
+  "--mode=prepare: sets of configs/public.py: deepscaler, eurus2, scp116k, "
+  "llama_nemotron_if; from the Hugging Face hub, or NAME=FILE_OR_FOLDER.",
+)
+_PAPER = flags.DEFINE_bool(
+  "paper", False, "--mode=report: the paper's tables, beside published numbers."
+)
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", [], "--mode=sample: a prompt; may be given several times."
 )
@@ -183,6 +192,8 @@ _OF_MODE = {
     *(_DISTRIBUTED, _COORDINATOR, _COUNT, _INDEX),
   ),
   "plan": (_TOPOLOGY, _FAST),
+  "prepare": (_SET,),
+  "report": (_PAPER,),
   "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
 }
 
@@ -234,13 +245,13 @@ def check_flags() -> None:
       "--coordinator, --processes and --process_id are given together; or "
       "--distributed alone, where the cluster knows them"
     )
-  of_run = mode in ("report", "sample")
-  if of_run and _CONFIG.value is not None:
-    raise UserError(
-      f"--config: --mode={mode} reads the config of the run; leave it out"
-    )
-  if not of_run and _CONFIG.value is None:
+  alone = mode in ("prepare", "report", "sample")
+  if alone and _CONFIG.value is not None:
+    raise UserError(f"--config is not for --mode={mode}; leave it out")
+  if not alone and _CONFIG.value is None:
     raise UserError("--config is missing; see --help")
+  if mode == "prepare" and not _SET.value:
+    raise UserError("--set is missing; see --help")
   if mode not in ("plan", "sample") and not all(given or [""]):
     raise UserError("--workdir is missing; see --help")
   if mode != "report" and len(given) > 1:
@@ -265,15 +276,10 @@ def prepare() -> None:
     Output.required = 1
 
 
-def checked_config() -> Config | Warmup | None:
+def checked_config() -> Config | None:
   """The config of the mode; raises UserError before jax is loaded."""
   if _MODE.value in ("train", "plan"):
     return settings.training(_CONFIG.value)
-  if _MODE.value == "warmup":
-    c = settings.typed(_CONFIG.value, Warmup)
-    if not c.data.files:
-      raise UserError("config.data.files is empty; name files of pairs")
-    return c
   if _MODE.value in ("evaluate", "export"):
     return settings.typed(_CONFIG.value)
   return None
@@ -284,17 +290,12 @@ def many() -> bool:
   return _DISTRIBUTED.value or _COORDINATOR.value is not None
 
 
-def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
+def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
   """Runs the mode in its folders, with its config if it has one."""
   # Imported here: jax and transformers take seconds to load.
   workdir, mode = workdirs[0], _MODE.value
   process.keep_programs(_PROGRAMS.value)
-  if isinstance(c, Warmup):
-    from brorl_jax.main import train
-    from brorl_jax.plan import resolve
-
-    train.warmup(resolve.warmup(c, resolve.here(c.devices)), workdir)
-  elif c and mode == "train":
+  if c and mode == "train":
     from brorl_jax.main import train
     from brorl_jax.plan import resolve
 
@@ -328,10 +329,14 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
 
     how = {flag.name: flag.value for flag in _OF_MODE[mode]}
     sample.run(str(workdir) if _WORKDIR.value else "", **how)
+  elif mode == "prepare":
+    from brorl_jax.main import prepare as sets
+
+    sets.run(_SET.value, workdir)
   elif mode == "report":
     from brorl_jax.main import report
 
-    report.run(workdirs)
+    report.run(workdirs, tables=_PAPER.value)
   else:
     from brorl_jax.main import simulate
 

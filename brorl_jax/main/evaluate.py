@@ -199,15 +199,20 @@ def refuse_trained_on(
 
 def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
   examples, places, missing = [], [], []
-  form = file_form(start.fields, start.domain, own=start.own)
   for path, digest in start.files.items():
+    how, of_function = start.forms[path]
     try:
-      if digest not in dataset.file_digests(path).values():
+      now = [*dataset.file_digests(path).values()]
+      form = file_form(f"=={how}", start.domain, own=start.own, entries=["="])
+      same = {path: digest in now, how: form.entries["="].digest == of_function}
+      if changed := [what for what in same if not same[what]]:
         raise ValueError(
-          f"{path} has changed since {start.run} was trained on it; restore "
-          "it, so that held-out prompts can be compared"
+          f"{changed[0]} has changed since {start.run} was trained on it; "
+          "restore it, so that held-out prompts can be compared"
         )
+      form = form.entries["="]
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
+      read = dataset.without(read, {*map(bytes.fromhex, start.dropped)})
     except dataset.DataError as e:
       missing.append(str(e))
       continue
@@ -237,9 +242,4 @@ def table(summary: Mapping[str, Any]) -> str:
     cells += [f"{s[which][k]:.3f}" for which in more]
     cells += [f"{s['mean_score']:.3f}", f"{s['tokens_mean']:,.1f}"]
     rows.append([*cells, f"{s['truncated_fraction']:.1%}", f"{s['invalid']}"])
-  first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-  lines = []
-  for name, *cells in rows:
-    padded = (f"{x:>{w}}" for x, w in zip(cells, widths, strict=True))
-    lines.append("  ".join((f"  {name:<{first}}", *padded)))
-  return "\n".join(lines)
+  return evaluate.aligned(rows)

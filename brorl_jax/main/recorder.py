@@ -23,20 +23,19 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import clock, events, folder, intact, lines, metrics
+from brorl_jax.runs import events, folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts.base import Example
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
-_CORES_EVERY = 10  # steps between two warnings of the cores
 # Characters of a prompt or a response: on the terminal, and on trackers.
 _LINE, _TEXT = 100, 4000
 
 
 def records(
-  this: WithPolicy[Config],
+  this: WithPolicy,
   c: Config,
   how: RolloutPlan,
   examples: Examples,
@@ -103,13 +102,11 @@ class Recorder:
   entries: Mapping[str, Any]  # of config.json, besides the config
   # Worker processes replaced since the last call, by reason.
   replaced: Callable[[], Mapping[str, int]] = dict
-  notify: Callable[[Mapping[str, Any]], None] = lambda event: None
   profile_step: int | None = None  # whose trace is written to profile/
   started = False  # whether a file may have been changed
   stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
   _last = _began = 0  # steps: the last finished, the first
-  _warned = -_CORES_EVERY  # the last step with a warning of the cores
 
   def __post_init__(self) -> None:
     self._files, self._early = [], []
@@ -220,16 +217,7 @@ class Recorder:
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
   def _write(self, step: int, what: Mapping[str, Any]) -> None:
-    line = {"step": step, "time": events.now(), **what}
-    try:
-      self._events.write(line)
-    finally:  # on a full disk too
-      self._notify(line)
-
-  def _notify(self, line: Mapping[str, Any]) -> None:
-    if line["event"] in events.NOTIFIED:
-      where = {"workdir": str(self.workdir.absolute())}
-      self.notify({**line, **where, **events.here()})
+    self._events.write({"step": step, "time": events.now(), **what})
 
   def step(
     self,
@@ -248,10 +236,6 @@ class Recorder:
     self._samples.write(*samples(step, kept, groups, self.examples))
     self._visits.write(*visits(step, sampled, self.examples))
     self._last = step
-    late = step >= self._warned + _CORES_EVERY
-    if late and (why := clock.few_cores(scalars)) is not None:
-      self._warned = step
-      self.warn(f"step {step}: {why}")
     if count:
       ranked = collections.Counter(replaced).most_common(3)
       why = "; ".join(f"{n} x {reason}" for reason, n in ranked)
@@ -373,9 +357,8 @@ class Recorder:
 
   def _end(self, why: str, status: int) -> None:
     event = {"event": "end", "why": why, "status": status, **events.here()}
-    if not self._open:  # refused: the files stay as they are
-      self._notify({"step": self._last, "time": events.now(), **event})
-    elif status or self._began < self.c.run.steps:
+    # Not open: refused, so the files stay as they are.
+    if self._open and (status or self._began < self.c.run.steps):
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
 

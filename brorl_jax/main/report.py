@@ -9,46 +9,55 @@ import jax
 
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.report import compare, load_runs, page
+from brorl_jax.report import compare, load_runs, page, paper
 from brorl_jax.report.load_runs import LoadedRun
 from brorl_jax.runs import intact, metrics
 
 _NAMED = 3  # differing prompts that are named
 
 
-def run(workdirs: Sequence[pathlib.Path]) -> None:
-  """Compares runs; the report is written into the first folder."""
+def run(workdirs: Sequence[pathlib.Path], *, tables: bool = False) -> None:
+  """Compares runs, or makes the paper's `tables`, in the first folder."""
   # Tables need no accelerator, which the run itself may be using.
   jax.config.update("jax_platforms", "cpu")
   names = load_runs.short_names([path.resolve() for path in workdirs])
   read = list[LoadedRun]()
   progress = metrics.Progress(after=0, steps=len(names), unit="folder")
   for folder, name in zip(workdirs, names, strict=True):
-    read.append(load_runs.read(folder, name))
-    progress.step(len(read), name)
+    one = load_runs.read(folder, name)
+    progress.step(len(read) + 1, name)
     # At once: reading the next run may take minutes.
-    for difference in _differences(read[0], read[-1]):
-      raise UserError(f"{names[0]} and {name} cannot be compared: {difference}")
-  publish(read, workdirs[0])
+    against = paper.sharing(read, one) if tables else read[:1]
+    for other, why in ((x, y) for x in against for y in _differences(x, one)):
+      raise UserError(
+        f"{other.name} and {name} cannot be compared: {why}; leave one out"
+      )
+    read.append(one)
+  publish(read, workdirs[0], tables=tables)
 
 
-def publish(read: Sequence[LoadedRun], workdir: pathlib.Path) -> None:
+def publish(
+  read: Sequence[LoadedRun], workdir: pathlib.Path, *, tables: bool = False
+) -> None:
   """Writes the report into a run folder, and prints the results. Raises
   UserError or StorageError if it cannot be written.
   """
-  data, out = compare.numbers(read), workdir / "report"
+  data = paper.numbers(read) if tables else compare.numbers(read)
+  out = workdir / "report"
   try:
     out.mkdir(exist_ok=True)
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     (out / "report.json").write_text(text)
-    (out / "index.html").write_text(page.page(data))
+    (out / "index.html").write_text(text := page.page(data))
   except OSError as e:
     raise errors.of_system(
       e,
       f"{out} cannot be written: {intact.one_line(e)}; fix this and run the "
       "same command again, or report a copy of the folder",
     ) from None
-  for arm in data["arms"]:
+  if tables:
+    print(page.as_text(text))
+  for arm in data.get("arms", ()):
     end = arm["at"]["end"]
     names = ", ".join(data["runs"][i]["name"] for i in arm["runs"])
     score = f"{page.percent(end['after'])} %"

@@ -273,7 +273,9 @@ def _read(path: str, where: str) -> Sequence[str | Example]:
   if path.endswith((".jsonl", ".parquet")):
     form = schema.PLAIN
     if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
-      form = examples.file_form(ran.fields, ran.domain, own=ran.own)
+      form = examples.file_form(
+        ran.fields, ran.domain, own=ran.own, entries=[*ran.entries, path]
+      )
     return dataset.read(path, form=form, domains=DOMAINS).examples
   try:
     lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()

@@ -172,12 +172,10 @@ def _hint(given: str, known: list[str], prefix: str = "") -> str:
   return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
-def typed(
-  c: ConfigDict, kind: type[config.Made] = config.Config
-) -> config.Made:
+def typed(c: ConfigDict) -> config.Config:
   """A parsed config as typed sections; raises UserError for a wrong value."""
   try:
-    return config.of(c.to_dict(), kind)
+    return config.of(c.to_dict())
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   except KeyError as e:
@@ -223,15 +221,11 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
     holds = not getattr(c.data, field) or bool(c.data.files)
     yield f"data.{field}", holds, "empty without data.files"
   yield from _sampling_rules(c.sampling)
-  prompts, pool = c.sampling.prompts, c.data.distinct_prompts
+  prompts = c.sampling.prompts
   must = "another one with sampling.rounds, where prompts weigh the same"
   yield "loss.mean", not c.sampling.rounds or c.loss.mean != "prompt", must
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", prompts % c.optim.minibatches == 0, must
-  every_one = pool == prompts and c.filter.keep == "all"
-  holds = pool == 0 or pool > prompts or every_one
-  must = f"0, or more than the {prompts} prompts of a step: some are rejected"
-  yield "data.distinct_prompts", holds, must
   (low, high), most = c.reward.length_range, c.sampling.max_new_tokens
   holds = (low <= 0.0 and high >= 0.5) or c.reward.length != "replace"
   must = "such as (-0.5, 1.0) with length = 'replace': at the limit 0 and 0.5"
@@ -250,16 +244,16 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   shaped = c.reward.length and low < 0.0
   yield (
     "advantage.kind",
-    c.advantage.kind not in ("maxrl", "pass_at_k")
+    not (c.advantage.k or c.advantage.kind == "maxrl")
     or not (shaped or c.reward.repeat_penalty),
     "another kind if the reward depends on the length: it takes the mean "
     "reward for the share of right rollouts",
   )
   name = "rounds[0]" if c.sampling.rounds else "n"
   most = c.sampling.chunk // 4
-  holds = c.advantage.kind != "pass_at_k" or c.advantage.k <= most
-  must = f"at most {name} / 4 = {most}: other groups hold too few wrong ones"
-  yield "advantage.k", holds, must
+  must = f"'pass_at_k:K' with K of at most {name} / 4 = {most}: other groups "
+  must += "hold too few wrong ones"
+  yield "advantage.kind", c.advantage.k <= most, must
 
 
 def _best_rules(c: config.Config) -> Iterator[Rule]:
@@ -286,9 +280,8 @@ def _sampling_rules(c: Sampling) -> Iterator[Rule]:
     holds = c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds)
     must = f"multiples of the first, {chunk}, the last of them n = {n}"
     yield "sampling.rounds", holds, must
-    most = n - c.stop_wrong
-    must = f"at most n - stop_wrong = {most}: else no prompt stops"
-    yield "sampling.stop_right", c.stop_right <= most, must
+    must = f"at most n = {n}: else no prompt stops"
+    yield "sampling.stop_right", c.stop_right <= n, must
   name = "rounds[0]" if c.rounds else "n"
   must = f"a multiple of {name} = {chunk}"
   yield "sampling.in_flight", c.in_flight % chunk == 0, must

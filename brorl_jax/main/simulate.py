@@ -28,14 +28,15 @@ _SURROGATES = {
 
 
 def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
-  """Writes report/: figure3.png, sweep.png, simulate.json and table.txt."""
+  """Writes report/: figure3.png, simulate.json and table.txt."""
   settings.check(c, rules)
   # A simulation always starts again, so that no field may change.
   values = json.loads(c.to_json())
   folder.check(values, workdir, allow_change=allow_change, mode="simulate")
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
-  plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
-  plan += [("sgd", simulator.Sgd(c.sgd_lr), n) for n in sorted(c.n)]
+  sgd = simulator.Sgd(c.sgd_lr)
+  both = (("adamw", adamw), ("sgd", sgd))
+  plan = [(name, by, n) for name, by in both for n in sorted(c.n)]
   results, out = [], workdir / "report"
   with folder.hold(workdir):
     progress = metrics.Progress(after=0, steps=len(plan), unit="run")
@@ -50,21 +51,19 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
     out.mkdir(exist_ok=True)
     text = json.dumps({"config": values, "runs": results}) + "\n"
     (out / "simulate.json").write_text(text)
-    main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
+    main = [r for r in results if r["optimizer"] == "adamw"]
     figure3(out / "figure3.png", main)
-    figure_of_n(out / "sweep.png", results)
     said = table(results)
     (out / "table.txt").write_text(said + "\n")
-  print(f"{said}\n  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
+  print(f"{said}\n  {out / 'figure3.png'}")
 
 
 def rules(c: Any) -> Iterator[Rule]:
   """What the fields must be."""
   for field in ("seeds", "steps", "vocab"):
     yield field, c[field] >= 1, "at least 1"
-  for field in ("n", "dense_n"):
-    whole = all(isinstance(n, int) and n >= 1 for n in c[field])
-    yield field, whole, "integers of at least 1"
+  whole = all(isinstance(n, int) and n >= 1 for n in c.n)
+  yield "n", whole, "integers of at least 1"
   yield "n", len(c.n) >= 1, "at least one number"
   yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
   must = f"1 to vocab - 1 = {c.vocab - 1}"
@@ -129,29 +128,6 @@ def figure3(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
     _plain(axis)
   figure.supxlabel("means over seeds; right: the worst token of any", size=8)
   axes[0].legend(fontsize=8)
-  figure.savefig(path, dpi=130)
-
-
-def figure_of_n(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
-  """Correct mass after the last step against N, by optimizer."""
-  figure = Figure((13, 4), layout="constrained")
-  axes = figure.subplots(1, 3)
-  for axis, optimizer, colour in zip(
-    axes[:2], ("adamw", "sgd"), ("C0", "C1"), strict=True
-  ):
-    some = [run for run in runs if run["optimizer"] == optimizer]
-    n = [run["n"] for run in some]
-    gain = [run["correct_mass"][-1] - run["correct_mass"][0] for run in some]
-    axis.plot(n, gain, "o-", color=colour, label=optimizer)
-    axis.axhline(0.0, color="k", lw=1, ls=":")
-    axis.set(ylabel="change of Q_pos", title=f"{optimizer}: correct mass")
-    improved = [100 * run["improved_fraction"][-1] for run in some]
-    axes[2].plot(n, improved, "o-", color=colour, label=optimizer)
-  axes[2].set(ylabel="%", title="correct tokens above their start")
-  for axis in axes:
-    axis.set(xscale="log", xlabel="N, draws per step")
-    _plain(axis)
-    axis.legend(fontsize=8)
   figure.savefig(path, dpi=130)
 
 

@@ -1,10 +1,8 @@
-"""--mode=train: the stages of the figure, and the loop; --mode=warmup."""
+"""--mode=train: the stages of the figure, and the loop."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
-import json
 import os
 import pathlib
 import platform
@@ -16,30 +14,26 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import logging
-from jaxtyping import PyTree
 
 from brorl_jax import config, errors, train
-from brorl_jax.config import Config, Warmup
-from brorl_jax.data import dataset, schema
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
-from brorl_jax.learner import supervised
-from brorl_jax.learner.supervised import Look, Pair, PairLayout
-from brorl_jax.main import export, report, stop_signals
+from brorl_jax.main import report, stop_signals
 from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
-from brorl_jax.plan import checkpoint_source, resolve
-from brorl_jax.plan.resolve import Phase, Run, WithPolicy
+from brorl_jax.plan import resolve
+from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import checkpoints, events, folder, intact, metrics
+from brorl_jax.runs import checkpoints, folder, intact, metrics
 from brorl_jax.runs.checkpoints import Store
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import State
-from brorl_jax.verdicts.base import Example, posed
+from brorl_jax.verdicts.base import Example
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
@@ -138,6 +132,8 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
     "chat_template": template and template.text,
     "functions": named,
     "files": examples.files,
+    "forms": examples.forms,
+    "dropped": examples.dropped,
     "left_out": examples.left_out,
     "sandbox": scorer.sandbox,
     "began_with": str(source.resolve()),
@@ -203,7 +199,6 @@ def _train(
     changed,
     parts.entries | {"run": identity},
     scorer.replaced,
-    functools.partial(events.notify, c.run.notify if processes.leads() else ""),
     profile_step,
   )
   store = Store(
@@ -400,116 +395,3 @@ class Stop:
   def __call__(self) -> bool:
     self.asked = any(processes.gather(self.asked))
     return self.asked
-
-
-# -------------------------------------------------------- supervised, on pairs
-
-
-@as_user_error(ValueError, FloatingPointError)
-def warmup(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
-  """Trains on pairs, then writes a Hugging Face directory to `workdir`. If it
-  is stopped, the same command starts again.
-  """
-  folder.check_empty(workdir)
-  c, source = this.config, this.source.source
-  learned, measured, summaries = read_pairs(this)
-  print(*summaries, sep="\n", file=sys.stderr)
-  _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=this.mesh)
-  params, looks = _learn(this, learned, measured, params)
-  record = {
-    "config": config.as_dict(c),
-    "files": dataset.file_digests([*c.data.files, *c.data.heldout_files]),
-    "losses": [look._asdict() for look in looks],
-  }
-  also = checkpoint_source.inherited(source)
-  also["warmup.json"] = json.dumps(record, indent=2) + "\n"
-  export.write(
-    workdir, this.policy, params, source=source, text=this.text, also=also
-  )
-  print(f"wrote {workdir}", file=sys.stderr)
-
-
-def read_pairs(
-  this: WithPolicy[Warmup],
-) -> tuple[list[Pair], list[Pair], list[str]]:
-  """Pairs to train on, held out, and lines for the log; raises ValueError."""
-  c = this.config.data
-  try:
-    names = schema.parse(c.fields, dataset.PAIR_FIELDS)
-  except ValueError as e:
-    raise ValueError(f"config.data.fields: {e}") from None
-  read = functools.partial(dataset.read_pairs, names=names, skip_bad=c.skip_bad)
-  both = dataset.sides(read, c.files, c.heldout_files, one_in=c.heldout_one_in)
-  sides, summaries = [], []
-  for name, data in zip(("to train on", "held out"), both, strict=True):
-    sides.append(fitting := _fitting(this, data))
-    counts = {
-      f"pairs {name}": len(fitting),
-      "wrong lines left out": len(data.skipped),
-      "too long ones left out": len(data.examples) - len(fitting),
-    }
-    some = [f"{count:,} {what}" for what, count in counts.items() if count]
-    summaries.append(", ".join(some))
-    if not fitting:
-      left = ", ".join(some) or "the files have none"
-      raise ValueError(f"config.data.files: no pair {name} is left: {left}")
-  return *sides, summaries
-
-
-def _layout(c: Warmup) -> PairLayout:
-  return PairLayout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
-
-
-def _fitting(this: WithPolicy[Warmup], data: dataset.Data) -> list[Pair]:
-  """Token ids, as in RL; ValueError for a long pair unless data.skip_bad."""
-  c, text, layout = this.config.data, this.text, _layout(this.config)
-  kept, names = [], []
-  for example, place in zip(data.examples, data.places, strict=True):
-    asked = posed(example, system=c.system)
-    response = text.encode(example.entry["response"])
-    pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
-    if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
-      kept.append(pair)
-      names.append(str(place))
-  supervised.check(kept, layout, names)
-  return kept
-
-
-def _learn(
-  this: WithPolicy[Warmup],
-  learned: list[Pair],
-  measured: list[Pair],
-  params: PyTree,
-) -> tuple[PyTree, list[Look]]:
-  """Trains, prints the progress, and returns it with the parameters. `measured`
-  are the pairs held out; `params` are donated.
-  """
-  c, mesh, layout = this.config.optim, this.mesh, _layout(this.config)
-  count = supervised.updates_in(learned, layout, epochs=c.epochs, seed=c.seed)
-  adam = "lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm"
-  tx, _ = states.adamw(total=count, **{name: getattr(c, name) for name in adam})
-  remat = this.config.devices.remat
-  policy = dataclasses.replace(this.policy, remat=remat, mesh=mesh)
-  looks, begin = list[Look](), time.monotonic()
-
-  def look(now: Look) -> None:
-    looks.append(now)
-    losses = {"loss": now.loss, "held-out loss": now.heldout}
-    parts = [f"{k} {x:.3f}" for k, x in losses.items() if x is not None]
-    line = ", ".join([*parts, f"{now.tokens:,} tokens learned"])
-    spent = f"{time.monotonic() - begin:.0f} s"
-    print(f"update {now.update}/{count}: {line}, {spent}", file=sys.stderr)
-
-  params = supervised.train(
-    params,
-    learned,
-    packed_logp=policy.packed_logp,
-    tx=tx,
-    layout=layout,
-    count=count,
-    seed=c.seed,
-    look=look,
-    heldout=measured,
-    mesh=mesh,
-  )
-  return params, looks

@@ -134,15 +134,6 @@ def slot_views(
   return views
 
 
-def segment_start(segment: Int[Array, "P M Q"]) -> Int[Array, "P M Q"]:
-  """Index of the first token of each token's segment."""
-  begins = segment[..., 1:] != segment[..., :-1]
-  index = jnp.arange(1, segment.shape[-1], dtype=jnp.int32)
-  start = jnp.where(begins, index[None, None], 0)
-  start = jnp.pad(start, ((0, 0), (0, 0), (1, 0)))
-  return jax.lax.cummax(start, axis=2)
-
-
 def tree_views(
   end: Int[Array, "P M Q"],
 ) -> tuple[Bool[Array, "P M Q Q"], Int[Array, "P M Q"]]:

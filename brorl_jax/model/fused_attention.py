@@ -44,9 +44,6 @@ class Real(NamedTuple):
 
   own: Bool[Array, "P 1 Q"] | None  # None: all
   prefix: Bool[Array, "P S"] | None = None
-  # Tokens of different numbers do not see each other; without a prefix, and
-  # with padding on the right only.
-  segment: Int[Array, "P M Q"] | None = None
 
 
 def supports(target: Target, q: Array, real: Real, *, softcap: float) -> bool:
@@ -57,7 +54,7 @@ def supports(target: Target, q: Array, real: Real, *, softcap: float) -> bool:
   if target.platform == "gpu":
     half = q.dtype in (jnp.bfloat16, jnp.float16)
     small = K <= 128 and K % 8 == 0
-    return half and small and not softcap and real.segment is None
+    return half and small and not softcap
   return target.platform == "tpu" and K % _LANES == 0
 
 
@@ -118,9 +115,6 @@ def _rows(
   k, v = (jnp.swapaxes(x, 2, 3) for x in own)
   flat = lambda x: x.reshape(P * M, *x.shape[2:])
   mask = jnp.ones((P, 1, Q), bool) if real.own is None else real.own
-  if real.segment is not None:  # padding is the last segment
-    segment = flat(jnp.where(mask, real.segment, jnp.iinfo(jnp.int32).max))
-    return kernel(flat(q), flat(k), flat(v), segment).reshape(q.shape)
   S = 0
   if shared is not None and real.prefix is not None:
     S = real.prefix.shape[1]
@@ -131,13 +125,13 @@ def _rows(
     k, v = join(before(shared[0]), k), join(before(shared[1]), v)
     mask = join(real.prefix[:, None], mask)
   elif real.own is None:
-    return kernel(flat(q), flat(k), flat(v), None).reshape(q.shape)
+    return kernel(flat(q), flat(k), flat(v)).reshape(q.shape)
   L = S + Q
   skipped = jnp.argmax(mask[:, 0], axis=1)  # padding before the real tokens
   most = S if real.own is None else L
   keys = lambda x: flat(_window((0, L, most, L), x, skipped))
   queries = flat(_window((S, Q, most, L), q, skipped))  # none of the prefix
-  out = kernel(queries, keys(k), keys(v), None).reshape(P, M, L, *q.shape[3:])
+  out = kernel(queries, keys(k), keys(v)).reshape(P, M, L, *q.shape[3:])
   return _window((most - S, L, 0, Q), out, most - skipped)
 
 
@@ -174,12 +168,11 @@ def _cudnn(
   q: Float[Array, "B L H K"],
   k: Float[Array, "B L G K"],
   v: Float[Array, "B L G K"],
-  segment: None,
   *,
   scale: float,
   softcap: float,
 ) -> Float[Array, "B L H K"]:
-  del segment, softcap  # see `supports`
+  del softcap  # see `supports`
   L = q.shape[1]
   # jax refuses to differentiate odd lengths, and a prompt of 1,024 tokens with
   # the 15,359 inputs of a response is one.
@@ -199,7 +192,6 @@ def _splash(
   q: Float[Array, "B L H K"],
   k: Float[Array, "B L G K"],
   v: Float[Array, "B L G K"],
-  segment: Int[Array, "B L"] | None,
   *,
   scale: float,
   softcap: float,
@@ -219,6 +211,5 @@ def _splash(
     attn_logits_soft_cap=softcap or None,
     interpret=interpret,
   )
-  ids = None if segment is None else splash.SegmentIds(*[pad(segment)] * 2)
-  out: Any = jax.vmap(kernel)(heads(q * scale), heads(k), heads(v), ids)
+  out: Any = jax.vmap(kernel)(heads(q * scale), heads(k), heads(v))
   return jnp.swapaxes(out, 1, 2)[:, :L]

@@ -11,7 +11,6 @@ share, and to keys of its *own* row, in one softmax:
   pool_step        prompt    blocks of a pool with the same
   response_logp    prompt    the response's tokens, causal
   logits           none      the row's tokens, causal
-  packed_logp      none      the tokens of the same text, causal
   response_logp    none      of trees: a token's ancestors, see `types.Trees`
 """
 
@@ -144,30 +143,6 @@ class Policy(PolicySpec):
     read = sharding.over_rows(here, params, self.mesh)
     return read(trees.token, trees.end, trees.parent, trees.target)
 
-  def packed_logp(
-    self, params: PyTree, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
-  ) -> Float[Array, "B T"]:
-    """Log-probability of each token given its text so far, in nats.
-
-    A row holds several texts. No text attends to another, and the positions of
-    each begin at 0, so the result equals that of `logits` of each text alone.
-    `segment` numbers them from 1, adjacent ones differently; 0 is padding,
-    behind the last. The first token of a text, and padding, have 0.
-    """
-
-    def here(params, tokens, segment):
-      mask = (segment > 0)[:, None]
-      hidden, _, _ = self._own(
-        params, tokens[:, None], mask, segment=segment[:, None]
-      )
-      hidden = hidden[:, 0, :-1]
-      return layers.token_logp(self, params, hidden, tokens[:, 1:])[0]
-
-    logp = sharding.over_rows(here, params, self.mesh)(tokens, segment)
-    # The first token of a text would be scored by the last of the one before.
-    same = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
-    return jnp.pad(jnp.where(same, logp, 0.0), ((0, 0), (1, 0)))
-
   def _response(
     self, params, prompt, prompt_mask, response
   ) -> Float[Array, "P M T D"]:
@@ -226,7 +201,7 @@ class Policy(PolicySpec):
     return last, Prefix(k, v, mask)
 
   def _seen(
-    self, tokens, mask, prefix, segment, end
+    self, tokens, mask, prefix, end
   ) -> tuple[attention.View, fused_attention.Real | None]:
     """Which keys the tokens of `_own` see, and whether real tokens say it."""
     P, _, Q = tokens.shape
@@ -234,9 +209,6 @@ class Policy(PolicySpec):
     mask = jnp.ones((P, 1, Q), bool) if own is None else own
     position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
     visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
-    if segment is not None:
-      visible &= segment[..., :, None] == segment[..., None, :]
-      position -= attention.segment_start(segment)
     if end is not None:
       visible, position = attention.tree_views(end)
     if prefix is not None:
@@ -245,7 +217,7 @@ class Policy(PolicySpec):
     prefix_mask = None if prefix is None else prefix.mask
     seen = attention.row_views(self, position, visible, prefix_mask)
     # What masks say of layers that do not slide.
-    real = fused_attention.Real(own, prefix_mask, segment)
+    real = fused_attention.Real(own, prefix_mask)
     return seen, None if any(self.sliding) or end is not None else real
 
   def _own(
@@ -254,14 +226,13 @@ class Policy(PolicySpec):
     tokens: Int[Array, "P M Q"],
     mask: Bool[Array, "P 1 Q"] | None,
     prefix: Prefix | None = None,
-    segment: Int[Array, "P M Q"] | None = None,
     end: Int[Array, "P M Q"] | None = None,
   ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
     """Hidden states of rows that attend to themselves and to a prefix, and keys
-    and values [P,L,G,Q,K] of each prompt's first row. `segment` restricts
-    attention to tokens of one number, `end` to ancestors, see `Trees`.
+    and values [P,L,G,Q,K] of each prompt's first row. `end` restricts
+    attention to ancestors, see `Trees`.
     """
-    seen, real = self._seen(tokens, mask, prefix, segment, end)
+    seen, real = self._seen(tokens, mask, prefix, end)
     blocks = params["blocks"]
 
     def layer(x, xs):

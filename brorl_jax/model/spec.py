@@ -142,9 +142,8 @@ class PolicySpec:
   # What the backward pass recomputes: "layer" keeps only a layer's input,
   # "products" also its matrix products, "nothing" keeps everything.
   remat: str = "layer"
-  # The mesh over whose axis "fsdp" parameters are sharded; `response_logp` and
-  # `packed_logp` gather them layer by layer. None if every row of devices has
-  # all of them.
+  # The mesh over whose axis "fsdp" parameters are sharded; `response_logp`
+  # gathers them layer by layer. None if every row of devices has all of them.
   mesh: Mesh | None = None
   # For which programs are compiled.
   target: Target = dataclasses.field(default_factory=here, repr=False)

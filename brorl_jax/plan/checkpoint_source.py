@@ -88,6 +88,7 @@ class Ran(NamedTuple):
   system: str
   instructions: dict[str, str]  # by domain, the text after each question
   fields: str  # data.fields of its config
+  entries: list[str]  # its data.files and data.heldout_files
   domain: str  # data.domain of its config
   own: bool  # whether the user's own functions gave the rewards
 
@@ -109,6 +110,7 @@ def ran(which: CheckpointSource) -> Ran | None:
       data["system"],
       {name: d["instruction"] for name, d in data["domains"].items()},
       data["fields"],
+      [*data["files"], *data["heldout_files"]],
       data["domain"],
       bool(c["reward"]["verifier"]),
     )
@@ -121,7 +123,8 @@ class Start(NamedTuple):
   files: dict[str, str]  # digests, by absolute path
   heldout_one_in: int  # share of the files that it held out; 0: nothing
   made: list[str]  # tasks whose puzzles it may have generated
-  fields: str  # data.fields of its config
+  forms: dict[str, list[str]]  # `Form.how` and `Form.digest` of each file
+  dropped: list[str]  # `dataset.worded` of prompts that it left out, hex
   domain: str  # data.domain of its config
   own: bool  # whether the user's own functions gave the rewards
 
@@ -153,7 +156,8 @@ def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
     record["files"],
     0 if c["heldout_files"] else c["heldout_one_in"],
     [name for name, family in families.items() if family["weight"] > 0.0],
-    c["fields"],
+    record["forms"],
+    record["dropped"],
     c["domain"],
     own,
   )
@@ -210,12 +214,6 @@ def load(
   )
   params = jax.tree.map(lambda x: x.astype(param_dtype), params)
   return policy, params, step
-
-
-def inherited(source: pathlib.Path) -> dict[str, str]:
-  """Name and text of a directory's record of training data, if it has one."""
-  path = tokenizer.model_file(source / TRAINED_ON)
-  return {TRAINED_ON: path.read_text()} if path.is_file() else {}
 
 
 def check_vocabulary(

@@ -7,15 +7,15 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from brorl_jax import config
-from brorl_jax.config import Config, PhaseConfig, Warmup
-from brorl_jax.config.run import Meshed
+from brorl_jax.config import Config, PhaseConfig
+from brorl_jax.config.run import Devices
 from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
@@ -35,8 +35,6 @@ from brorl_jax.rl import advantages, filtering, losses, lr_scaling
 from brorl_jax.runs import folder
 from brorl_jax.verdicts.base import MADE
 from brorl_jax.verdicts.own import find
-
-C = TypeVar("C", Config, Warmup)
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # the rollouts of the next take the slots that they leave.
@@ -66,7 +64,7 @@ class Machine(NamedTuple):
   mesh: Mesh | None = None  # None: the devices are not here
 
 
-def here(c: Meshed) -> Machine:
+def here(c: Devices) -> Machine:
   """This machine; raises UserError if its devices do not fill the mesh."""
   try:
     mesh = meshes.make_mesh(**c.mesh)
@@ -105,10 +103,10 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithPolicy(Generic[C]):
+class WithPolicy:
   """A config and its policy, on a machine."""
 
-  config: C  # with a dtype in place of "auto"
+  config: Config  # with a dtype in place of "auto"
   machine: Machine
   source: CheckpointSource
   policy: Policy
@@ -126,7 +124,7 @@ class WithPolicy(Generic[C]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(WithPolicy[Config]):
+class Run(WithPolicy):
   """A training run on a machine."""
 
   keep_reference: bool  # whether any phase has a KL term
@@ -135,7 +133,7 @@ class Run(WithPolicy[Config]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation(WithPolicy[Config]):
+class Evaluation(WithPolicy):
   """An evaluation of a policy on a machine."""
 
   heldout: RolloutPlan
@@ -186,28 +184,12 @@ def evaluation(
   return Evaluation(**vars(this), heldout=heldout)
 
 
-@as_user_error(ValueError)
-def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
-  """The supervised training of a policy; raises UserError as `resolve`."""
-  rows = machine.axes.rows
-  if c.optim.rows % rows:
-    raise ValueError(
-      f"config.optim.rows = {c.optim.rows} must be a multiple of {rows}, the "
-      "groups of devices (config.devices.mesh_data x mesh_fsdp) that share it"
-    )
-  source = CheckpointSource(huggingface.locate(c.policy.checkpoint))
-  this = _with_policy(c, machine, source, None)
-  if c.optim.row_tokens > this.policy.max_positions:
-    raise ValueError(
-      f"config.optim.row_tokens = {c.optim.row_tokens} must be at most "
-      f"{this.policy.max_positions}, the longest input of this checkpoint"
-    )
-  return this
-
-
 def _with_policy(
-  c: C, machine: Machine, source: CheckpointSource, begun: pathlib.Path | None
-) -> WithPolicy[C]:
+  c: Config,
+  machine: Machine,
+  source: CheckpointSource,
+  begun: pathlib.Path | None,
+) -> WithPolicy:
   ran, at = checkpoint_source.ran(source), machine.target
   if c.policy.dtype == "auto":  # that with which the folder, or the run, began
     starts = folder.configs(begun) if begun else []
@@ -215,7 +197,7 @@ def _with_policy(
     before += [ran and ran.dtype, "float32" if at.on_cpu else "bfloat16"]
     section = dataclasses.replace(c.policy, dtype=next(filter(None, before)))
     c = dataclasses.replace(c, policy=section)
-  if isinstance(c, Config) and (given := c.devices.memory_bytes):
+  if given := c.devices.memory_bytes:
     at = dataclasses.replace(at, memory_bytes=given)
   policy = architectures.read_policy(source.source, dtype=c.policy.dtype)
   policy = dataclasses.replace(policy, target=at)
@@ -274,12 +256,15 @@ def phase_functions(number: int, phase: PhaseConfig) -> Functions:
         f"config.loss.dual_clip = {c.loss.dual_clip:g} must be 0 with "
         f"loss.kind = {c.loss.kind!r}, which does not take it"
       )
-    advantage = named("advantage.kind", advantages.from_user)
+    if c.advantage.k:
+      advantage = functools.partial(
+        advantages.ADVANTAGES["pass_at_k"], k=c.advantage.k
+      )
+    else:
+      advantage = named("advantage.kind", advantages.from_user)
     keep = named("filter.keep", filtering.from_user)
   except ValueError as e:
     raise ValueError(f"{phase.where}{e}") from None
-  if c.advantage.kind == "pass_at_k":
-    advantage = functools.partial(advantage, k=c.advantage.k)
   if c.sampling.rounds:  # prompts get different numbers of rollouts
     whitened = c.advantage.kind in advantages.WHITENED
     advantage = functools.partial(
@@ -324,9 +309,10 @@ def refuse_changes(
 
 def optimizer(c: Config) -> tuple[Optimizer, Schedule]:
   """AdamW with a warm-up, and the rate of each update."""
-  names = ("warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
+  names = ("warmup", "eps", "weight_decay", "max_grad_norm")
   how = {name: getattr(c.optim, name) for name in names}
-  return states.adamw(lr=scaled_lr(c), **how)
+  b1, b2 = c.optim.betas
+  return states.adamw(lr=scaled_lr(c), b1=b1, b2=b2, **how)
 
 
 def scaled_lr(c: Config) -> float:
@@ -342,7 +328,7 @@ def scaled_lr(c: Config) -> float:
 def _phase(
   given: PhaseConfig,
   chosen: Functions,
-  this: WithPolicy[Config],
+  this: WithPolicy,
   *,
   keep_reference: bool,
 ) -> Phase:
@@ -376,10 +362,12 @@ def _phase(
 
 
 def _check_lengths(c: Config, max_positions: int) -> None:
-  longest = c.data.prompt_tokens + c.sampling.max_new_tokens
+  lengths = {"sampling": c.sampling.max_new_tokens, "eval": c.heldout_tokens}
+  name = max(lengths, key=lengths.__getitem__)
+  longest = c.data.prompt_tokens + lengths[name]
   if longest > max_positions:
     raise ValueError(
-      f"config.data.prompt_tokens + sampling.max_new_tokens = {longest} must "
+      f"config.data.prompt_tokens + {name}.max_new_tokens = {longest} must "
       f"be at most {max_positions}, the longest input of this checkpoint"
     )
 
@@ -498,10 +486,12 @@ def _heldout_plan(
     tasks += len(c.data.families)
   prompts, rows = c.eval.prompts * max(tasks, 1), axes.rows
   most = c.sampling.in_flight // processes // c.eval.n // rows
-  each = max(min(most, -(-prompts // processes // rows)), 1)
+  each = max(min(most, -(-prompts // processes // rows) or most), 1)
   while True:
     load = _load(c, policy, axes, held, c.eval.n, each * rows)
-    load = dataclasses.replace(load, cut=c.eval.top_p < 1.0)
+    load = dataclasses.replace(
+      load, cut=c.eval.top_p < 1.0, max_new_tokens=c.heldout_tokens
+    )
     try:
       return memory.rollouts(
         load, policy.target.memory_bytes, slots=c.sampling.slots or None

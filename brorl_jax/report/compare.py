@@ -53,7 +53,7 @@ class Comparison(TypedDict):
 
 def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
   """All numbers of the report, of runs that may be compared."""
-  summaries = [_run(run) for run in runs]
+  summaries = [summary(run) for run in runs]
   first = summaries[0]["evaluations"][0]["summary"]
   points = _comparisons(summaries)
   return {
@@ -80,7 +80,7 @@ def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
   }
 
 
-def _run(run: LoadedRun) -> dict[str, Any]:
+def summary(run: LoadedRun) -> dict[str, Any]:
   spent, last = _spent(run.metrics), run.evaluations[-1].step
   config = {**run.config}  # with the phases that have started
   for phase in config.get("run.phases") or ():
@@ -351,7 +351,7 @@ def _result(
       and runs[k].puzzle_seed == runs[i].puzzle_seed
     ]
     pairs += [((i, j), min(like)[1:])] if like else []
-  out["against"] = _paired(*_rates(runs, pairs))
+  out["against"] = paired(*_rates(runs, pairs))
   return out
 
 
@@ -369,7 +369,7 @@ def _rates(
   return np.array(a), np.array(b), tasks
 
 
-def _paired(
+def paired(
   a: np.ndarray, b: np.ndarray, tasks: Sequence[str]
 ) -> dict[str, Any] | None:
   """Tests of a - b, plain and clustered by task; one prompt gives none."""

@@ -37,6 +37,7 @@ class LoadedEvaluation(NamedTuple):
   summary: Json  # from `evaluate.summary`
   rates: Mapping[str, float]  # pass@1 of each prompt, by id
   responses: Sequence[Json] = ()  # the records that have one as text
+  scores: Mapping[str, float] = {}  # mean score of each prompt, by id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +188,9 @@ def _evaluations(
       )
     prompts = now
     rates = dict(zip(prompts, evaluate.rates(records), strict=True))
+    scores = dict(zip(prompts, evaluate.scores(records), strict=True))
     shown = [r for r in records if "response" in r]
-    out.append(LoadedEvaluation(step, summary, rates, shown))
+    out.append(LoadedEvaluation(step, summary, rates, shown, scores))
   found = [x.step for x in out]
   if not found or (steps is not None and found != steps):
     raise UserError(

@@ -3,15 +3,18 @@
 The page needs no network, and a script only to show the values of points.
 """
 
+import html
 import json
 import math
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
 from matplotlib.ticker import MaxNLocator
 
+from brorl_jax import evaluate
 from brorl_jax.errors import printable
 from brorl_jax.report.load_runs import Json, Value
 
@@ -20,6 +23,7 @@ _LEFT, _TOP, _RIGHT, _BOTTOM = 48, 14, 350, 176  # of the area of its lines
 _MOST_POINTS = 300  # of a line; of more, every k-th is drawn
 _MOST_MARKS = 40  # events of a run on its curves
 _FEW = 30  # points, which get dots
+_MOST_LINES = 40  # rows of a table on a terminal
 # Curves of training: name in the JSON -> title, unit, factor.
 _CURVES = {
   "reward": ("Reward of training prompts", "mean", 1),
@@ -252,7 +256,9 @@ def document(**content: Any) -> str:
 
 
 def page(data: Json) -> str:
-  """The page of `compare.numbers`."""
+  """The page of `compare.numbers` or `paper.numbers`."""
+  if "arms" not in data:
+    return document(title="The paper's tables", paper=data)
   names = [run["name"] for run in data["runs"]]
   return document(
     title=", ".join(names),
@@ -262,3 +268,16 @@ def page(data: Json) -> str:
     figures=figures(data),
     drawing=drawing,
   )
+
+
+def as_text(page: str) -> str:
+  """Its tables for a terminal; of long ones the first rows."""
+  out, cell = [], r"<t[hd]\b[^>]*>([^<]*)"
+  table = r"<h2>([^<]*)</h2>\s*<div class=\"wide\".*?<tr>(.*?)</table>"
+  for title, body in re.findall(table, page, re.DOTALL):
+    cells = (re.findall(cell, row) for row in body.split("<tr>"))
+    rows = [[*map(html.unescape, row)] for row in cells]
+    out += ["", html.unescape(title), evaluate.aligned(rows[: _MOST_LINES + 1])]
+    if (more := len(rows) - 1 - _MOST_LINES) > 0:
+      out.append(f"  ... {more} more on the page")
+  return "\n".join(out)

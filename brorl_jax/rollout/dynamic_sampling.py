@@ -39,7 +39,6 @@ class RoundPlan(NamedTuple):
 
   after: tuple[int, ...]  # rollouts after each round, multiples of the first
   right: int = 0  # that suffice
-  wrong: int = 0
 
   @property
   def chunk(self) -> int:
@@ -56,8 +55,8 @@ class RoundPlan(NamedTuple):
     1 a reward counts as wrong, also where no verifier could judge.
     """
     n, right = len(reward), int((reward >= 1.0).sum())
-    enough = right >= self.right and n - right >= self.wrong
-    return n if enough or n == self.n else self.after[self.after.index(n) + 1]
+    enough = right >= self.right or n == self.n
+    return n if enough else self.after[self.after.index(n) + 1]
 
 
 class Chunk(NamedTuple):
@@ -322,7 +321,7 @@ class SampledGroups:
     return (
       f"only {kept} of {len(self.kept)} prompts are kept, {self.target} are "
       f"needed: {cause}; use {prompts} prompts, or raise "
-      "config.filter.max_oversampling or config.data.distinct_prompts"
+      "config.filter.max_oversampling"
     )
 
 

@@ -201,12 +201,13 @@ class Store:
     are like these. None if none has a score. Raises Unusable, Unsaved.
     """
     self.wait()
-    scores = processes.first(processes.leads() and self._scores())
-    if (step := _first_best(scores)) is None:
+    scores = processes.first(self._scores() if processes.leads() else {})
+    step = _first_best(scores)
+    if step is None or (score := scores[step]) is None:
       return None
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     _, params = read_params(self._directory, step, like, self._run)
-    return step, scores[step], params
+    return step, score, params
 
   def _scores(self) -> dict[int, float | None]:
     saved = steps(self._directory)
@@ -322,8 +323,8 @@ def superfluous(
   The `newest` stay, multiples of `every` (0: none), and the first of the best.
   """
   saved = sorted(scores)
-  stay = {*saved[-newest:], *(s for s in saved if every and s % every == 0)}
-  stay.add(_first_best(scores))
+  often = (s for s in saved if every and s % every == 0)
+  stay = {*saved[-newest:], *often, _first_best(scores)}
   return [s for s in saved if s not in stay]
 
 

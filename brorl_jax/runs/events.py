@@ -7,21 +7,14 @@ are not repeated, so none is dropped.
 """
 
 import datetime
-import json
 import os
 import pathlib
 import platform
-import shlex
-import subprocess
-from collections.abc import Mapping
 from typing import Any
 
 from brorl_jax.runs import lines
 
 OF_PROCESS = ("start", "resume", "config", "data", "warning", "workers", "end")
-# With these `run.notify` is called.
-NOTIFIED = ("start", "resume", "warning", "guard", "end")
-_NOTIFY_S = 30.0  # the longest call of that command
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 
@@ -35,28 +28,6 @@ def now() -> str:
 def here() -> dict[str, Any]:
   """Which process of which machine this is."""
   return {"pid": os.getpid(), "host": platform.node()}
-
-
-def notify(command: str, event: Mapping[str, Any]) -> None:
-  """Calls the user's command with an event, as JSON on standard input.
-
-  Whatever it does, the run continues; the terminal shows a failure. It is
-  split into words as by a shell, but no shell runs it; "" is no command.
-  """
-  if not command:
-    return
-  try:
-    subprocess.run(
-      shlex.split(command),
-      input=json.dumps(event).encode() + b"\n",
-      # It may leave processes that would hold the output of the run open.
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL,
-      timeout=_NOTIFY_S,
-      check=True,
-    )
-  except (OSError, ValueError, subprocess.SubprocessError) as e:
-    print(f"warning: run.notify: {e}")
 
 
 def last_word(path: pathlib.Path) -> str | None:

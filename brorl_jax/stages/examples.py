@@ -20,27 +20,31 @@ from brorl_jax.verdicts.base import MADE, Example, Family, posed
 from brorl_jax.verdicts.domains import DOMAINS, DRAW, OWN
 from brorl_jax.verdicts.strict_json import did_you_mean, show
 
-_SHOWN_LINES = 5  # skipped lines that are shown
+_SHOWN_REASONS = 5  # why lines are left out, most first
 _NAMED = 12  # unused columns that are named
+_PUZZLES = 100  # of a family, if all prompts are evaluated
 _PROBES = 256  # prompts per family whose length is checked at the start
 # DRAW.puzzle takes indexes below 2**44; 2 million steps need 2**41.
 _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 
 
-def file_form(fields: str, domain: str, *, own: bool) -> Form:
+def file_form(
+  fields: str, domain: str, *, own: bool, entries: Sequence[str] = ()
+) -> Form:
   """How the files of a config are read, from `data.fields` and `data.domain`.
 
   `own`: the user's own functions give the rewards, and all lines are of one
-  domain. Raises ValueError for wrong fields or an unknown domain.
+  domain. `entries`: of data.files and data.heldout_files. Raises ValueError for
+  wrong fields or an unknown domain.
   """
-  try:
-    names = schema.parse(fields, schema.known(DOMAINS))
-  except ValueError as e:
-    raise ValueError(f"config.data.fields: {e}") from None
   if domain and domain not in DOMAINS:
     near = did_you_mean(domain, DOMAINS, f"use one of {', '.join(DOMAINS)}")
     raise ValueError(f"config.data.domain = {domain!r} is unknown; {near}")
-  return Form(names, domain, OWN if own else None)
+  known, sole = schema.known(DOMAINS), OWN if own else None
+  try:
+    return schema.form(fields, entries, known, Form(domain=domain, sole=sole))
+  except ValueError as e:
+    raise ValueError(f"config.data.fields: {e}") from None
 
 
 def check_data(c: DataConfig, *, own: bool) -> None:
@@ -63,13 +67,12 @@ def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out examples of files, of which there must be one. Raises
   ValueError if a file is invalid, or a prompt is on both sides.
   """
+  sides = c.files, c.heldout_files
+  form = file_form(c.fields, c.domain, own=own, entries=[*sides[0], *sides[1]])
   of = functools.partial(
-    dataset.read,
-    form=file_form(c.fields, c.domain, own=own),
-    domains=DOMAINS,
-    skip_bad=c.skip_bad,
+    dataset.read, form=form, domains=DOMAINS, skip_bad=c.skip_bad
   )
-  return dataset.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
+  return dataset.sides(of, *sides, c.heldout_one_in, c.drop_overlap)
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
@@ -106,6 +109,8 @@ class Examples:
     families: Puzzle families that are generated.
     domains: Domains with a positive weight.
     files: Digests of the training files, by absolute path.
+    forms: What data.fields says of each, and the digest of its function.
+    dropped: Held-out prompts, `dataset.worded`, that training left out; hex.
     longest: Tokens of the longest prompt so far.
     left_out: Skipped lines of the files: the place, and what is wrong.
     fingerprint: Must be unchanged when a run resumes.
@@ -128,6 +133,8 @@ class Examples:
     check_data(c, own=own)
     self._places: dict[str, Place | str] = {}
     self.files = dataset.file_digests(c.files) if c.files else {}
+    self.forms: Mapping[str, Sequence[str]] = {}
+    self.dropped: list[str] = []
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
     # An evaluation may have only held-out files; nothing is drawn from them.
@@ -168,7 +175,10 @@ class Examples:
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     train, held = read_files(self._c, own=own)
-    self.left_out = [*train.skipped, *held.skipped]
+    skipped = [*train.skipped, *held.skipped]
+    self.left_out, self.forms = [*map(str, skipped)], train.forms
+    if self._c.drop_overlap:
+      self.dropped = sorted({dataset.worded(e).hex() for e in held.examples})
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
@@ -176,11 +186,10 @@ class Examples:
     read = ", ".join(f"{name} {count}" for name, count in counts)
     self.log_lines.append(
       f"files: {read or 'none to train on'}; held out {len(kept)}; left out "
-      f"{len(self.left_out)} bad lines; {train.repeats} prompts occur more "
-      "than once"
+      f"{len(skipped)} lines; {train.repeats} prompts occur more than once"
     )
-    shown = self.left_out[:_SHOWN_LINES]
-    self.log_lines += [f"  left out: {line}" for line in shown]
+    shown = dataset.by_reason(skipped)[:_SHOWN_REASONS]
+    self.log_lines += [f"  left out {line}" for line in shown]
     passed = sorted({*train.columns, *held.columns})
     if passed and not own:  # own functions receive every column
       names = ", ".join(map(show, passed[:_NAMED]))
@@ -251,15 +260,22 @@ class Examples:
       data_order.refuse_changes(before, self.fingerprint)
 
   def heldout(self) -> list[Example]:
-    """The held-out prompts, eval.prompts per task; training never uses them."""
+    """The held-out prompts, eval.prompts per task or all; training never uses
+    them.
+    """
     by_task = collections.defaultdict[str, list[Example]](list)
     for example in self._heldout:
       if example.domain in self.domains:
         by_task[example.task].append(example)
     count = self._evaluated
-    out = [e for task in by_task.values() for e in task[:count]]
+    out = [e for task in by_task.values() for e in task[: count or None]]
     try:
-      made = DRAW.heldout(self.families, per_family=count, seed=self._seed)
+      made = DRAW.heldout(
+        self.families,
+        per_family=count or _PUZZLES,
+        seed=self._seed,
+        fewer=not count,
+      )
     except ValueError as e:
       raise ValueError(f"config.eval.prompts = {count}: {e}") from None
     for example in made:
@@ -284,16 +300,13 @@ class Examples:
     Files continue where the previous step ended. Puzzles are unlimited: (step,
     p) identifies one, and p starts from 0 in each step.
     """
-    count = self._c.distinct_prompts
-    if count:
-      shuffled = np.random.default_rng([self._seed, step]).permutation(count)
-      return shuffled[:most].tolist()
     start = progress.drawn if self._train else 0
     return range(start, start + most)
 
   def _draw(self, step: int, position: int) -> Example:
-    anew = not self._train and not self._c.distinct_prompts
-    number = base.candidate_index(step, position) if anew else position
+    number = position
+    if not self._train:
+      number = base.candidate_index(step, position)
     domain, element = self._order[number]
     if domain in self._train:
       return self._train[domain][element]

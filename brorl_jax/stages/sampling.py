@@ -30,11 +30,11 @@ def round_plan(phase: Phase) -> RoundPlan:
   c = phase.config.sampling
   if not c.rounds:
     return RoundPlan((c.n,))
-  return RoundPlan(c.rounds, c.stop_right, c.stop_wrong)
+  return RoundPlan(c.rounds, c.stop_right)
 
 
 def sample_heldout(
-  this: WithPolicy[Config],
+  this: WithPolicy,
   c: Config,
   plan: RolloutPlan,
   params: PyTree,
@@ -52,7 +52,7 @@ def sample_heldout(
 
 
 def stream_rollouts(
-  this: WithPolicy[Config],
+  this: WithPolicy,
   phase: Phase,
   params: PyTree,
   feed: Feed,

@@ -49,12 +49,13 @@ class Scorer:
       self.whole = next((name for name, whole in named if whole), "")
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
-      limits = Limits(test_s=c.code_test_s, total_s=c.code_total_s)
+      test_s, total_s = c.code_s
+      limits = Limits(test_s, total_s)
       self._pool = Pool(
         {name: domain.verify for name, domain in DOMAINS.items()},
         parts={name: domain.part for name, domain in DOMAINS.items()},
         # A program runs at most four times; beyond that the worker hangs.
-        deadline_s=4 * PATIENCE * max(c.code_total_s, MAX_TEST_S),
+        deadline_s=4 * PATIENCE * max(total_s, MAX_TEST_S),
         jail=functools.partial(
           jail.Jail, allow_inner=c.allow_inner, limits=limits
         ),

@@ -213,13 +213,14 @@ def verdicts(
     else:
       values = [function.call(response=responses[0], **known)]
   except BaseException as error:  # user code may raise SystemExit too
-    return [_raised(function, error)] * len(responses)
+    why = failure(function.name, function.call, error)
+    return [_invalid(why)] * len(responses)
   found = []
   for value, response in zip(values, responses, strict=True):
     try:
       found.append(_verdict(value, response))
     except BaseException as error:  # float() of a user's object may raise
-      found.append(_raised(function, error))
+      found.append(_invalid(failure(function.name, function.call, error)))
   return found
 
 
@@ -228,16 +229,17 @@ def _invalid(why: str) -> Verdict:
   return Verdict("invalid", 0.0, f"reward failed: {line}", "")
 
 
-def _raised(function: Function, error: BaseException) -> Verdict:
-  """Names the last line of the function's file that ran, or its first."""
-  inner = inspect.unwrap(function.call)
+def failure(name: str, call: Any, error: BaseException) -> str:
+  """What a function raised, with its name and the last line of its file that
+  ran, or its first.
+  """
+  inner = inspect.unwrap(call)
   code = getattr(inner, "__code__", None)
   code = code or getattr(type(inner).__call__, "__code__", None)
-  where = function.name
   if code is not None:
     lines = _lines(error, code.co_filename) or [code.co_firstlineno]
-    where += f", line {lines[-1]}"
-  return _invalid(f"{where}: {_message(error)}")
+    name += f", line {lines[-1]}"
+  return f"{name}: {_message(error)}"
 
 
 class _Returned(Exception):

@@ -11,10 +11,10 @@ import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from brorl_jax.learner.supervised import Pair
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.verdicts.base import Example, posed
 from launch.embedded import steps
+from launch.embedded.supervised import Pair
 
 Messages = Sequence[Mapping[str, str]]
 Respond = Callable[[Example, random.Random], tuple[Messages, str]]

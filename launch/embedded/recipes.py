@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from brorl_jax.configs import base
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.verdicts.base import Family
 from launch.embedded.demonstrations import Respond, answers, solutions
+from launch.embedded.supervised import PairLayout
 
 
 class Stage(NamedTuple):

@@ -6,12 +6,11 @@ import sys
 import jax
 
 from brorl_jax.learner import state as states
-from brorl_jax.learner import supervised
 from brorl_jax.model import huggingface
 from brorl_jax.runs import folder
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import Example
-from launch.embedded import demonstrations, tokenizer
+from launch.embedded import demonstrations, supervised, tokenizer
 from launch.embedded.recipes import Recipe
 
 _TOKENIZER_TEXTS = 1500  # per family
@@ -52,12 +51,15 @@ def teach(recipe: Recipe, workdir: pathlib.Path, *, seed: int) -> None:
     params = supervised.train(
       params,
       pairs,
-      packed_logp=recipe.policy.packed_logp,
+      response_logp=recipe.policy.response_logp,
       tx=tx,
       layout=recipe.layout,
       count=stage.updates,
       seed=4 * seed + 2 * number + 2,
-      look=lambda now, stage=number + 1: _say(stage, now),
+      look=lambda update, loss, stage=number + 1: print(
+        f"stage {stage}, update {update}: {loss:.3f} nats per token",
+        file=sys.stderr,
+      ),
     )
   huggingface.save(workdir, recipe.policy, params)
   print(f"wrote {workdir}", file=sys.stderr)
@@ -70,8 +72,3 @@ def draw(recipe: Recipe, seed: int) -> list[Example]:
     for family in recipe.families
     for i in range(recipe.puzzles)
   ]
-
-
-def _say(stage: int, now: supervised.Look) -> None:
-  loss = "" if now.loss is None else f": {now.loss:.3f} nats per token"
-  print(f"stage {stage}, update {now.update}{loss}", file=sys.stderr)

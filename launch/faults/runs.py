@@ -25,8 +25,7 @@ FLAGS = """
   --config.optim.rows=8 --config.optim.blocks=4 --config.theory.prompts=0
   --config.eval.prompts=1 --config.eval.n=2 --config.eval.every=4
   --config.run.steps=12 --config.run.save_every=3
-  --config.run.keep_checkpoints=2 --config.data.distinct_prompts=96
-  --config.reference.reset_every=3
+  --config.run.keep_checkpoints=2 --config.reference.reset_every=3
   --config.run.phases=({'from_step':7,'reward.length':'cosine'},)
 """.split()
 LINES = ("metrics.jsonl", "samples.jsonl", "events.jsonl")

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from brorl_jax.learner import state as states
-from brorl_jax.learner import supervised
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
+from launch.embedded import supervised
 from launch.embedded.tokenizer import build
 from launch.wall import exact
 from launch.wall.tasks import TASKS, Problem, example, hard
@@ -69,12 +69,12 @@ def teach(directory: pathlib.Path, some: Sequence[Problem]) -> None:
   params = supervised.train(
     policy.init(jax.random.key(0)),
     demonstrations(some, text, each=each, seed=0),
-    packed_logp=policy.packed_logp,
+    response_logp=policy.response_logp,
     tx=tx,
     layout=supervised.PairLayout(tokens=256, rows=24, microbatches=1),
     count=UPDATES,
     seed=0,
-    look=lambda now: print(f"warm-up {now.update}/{UPDATES}", flush=True),
+    look=lambda update, _: print(f"warm-up {update}/{UPDATES}", flush=True),
   )
   huggingface.save(directory, policy, params)
 

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/data/dataset.py: examples and pairs."""
+"""Tests of brorl_jax/data/dataset.py: examples."""
 
 import dataclasses
 import datetime
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
-from brorl_jax.data import dataset
+from brorl_jax.data import dataset, schema
 from brorl_jax.data.dataset import Data, DataError, digest, read
 from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
@@ -165,7 +165,7 @@ def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
     (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
     (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
     (["folder"], "folder ... .parquet"),
-    (["a.json"], "a.json ... .json ... line"),
+    (["list.json"], "list.json: not JSON: "),
     (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
     (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
     (["empty.jsonl"], "empty.jsonl ... no records"),
@@ -176,11 +176,36 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "folder").mkdir()
   (tmp_path / "empty.jsonl").touch()
-  for name in ("a.jsonl", "a.json", "a.jsonl.gz", "a.txt", "a.parquet"):
+  (tmp_path / "list.json").write_text('[{"id": ')
+  for name in ("a.jsonl", "a.jsonl.gz", "a.txt", "a.parquet"):
     write(tmp_path / name, line())
   for skip_bad in (False, True):
     with refuses(DataError, said):
       read(names, domains=SIMPLE, skip_bad=skip_bad)
+
+
+def test_a_function_makes_records_of_rows(tmp_path):
+  (tmp_path / "mine.py").write_text("""def row(row):
+  if "q" not in row: raise ValueError("no q")
+  return {"prompt": row["q"], "answer": row["a"]}""")
+  rows = [{"q": "1 + 1?", "a": "2"}, {"n": 1}, {"n": 2}]
+  path = tmp_path / "x.json"
+  path.write_text(json.dumps([*rows, {"q": "x" * 2_000_000, "a": "2"}, 3]))
+  how = f"{path}={tmp_path / 'mine.py'}:row"
+  form = schema.form(how, [str(path)], (), Form(domain="math"))
+  with refuses(DataError, f"{path}, row 2: no q"):
+    read(str(path), form=form, domains=DOMAINS)
+  data = read(str(path), form=form, domains=DOMAINS, skip_bad=True)
+  assert [e.question for e in data.examples] == ["1 + 1?"]
+  assert dataset.by_reason(data.skipped) == [
+    f"2: no q; the first: {path}, row 2: no q",
+    f"1: prompt refused; the first: {data.skipped[2]}",
+    f"1: 3, not a JSON object; the first: {data.skipped[3]}",
+  ]
+  assert "2,000,000 characters" in str(data.skipped[2])
+  path.write_text('{"q": "3?", "a": "3"}\n{"q": "4?"}')  # lines
+  with refuses(DataError, f"{path}, row 2: ... :row, line 3: KeyError: 'a'"):
+    read(str(path), form=form, domains=DOMAINS, skip_bad=True)
 
 
 def test_an_id_is_taken_once_over_all_files(tmp_path):
@@ -235,10 +260,11 @@ def test_skipping_says_what_was_skipped(tmp_path):
   data = read(path, domains=SIMPLE, skip_bad=True)
   assert [e.id for e in data.examples] == ["a", "c"]
   assert data.places == [Place(path, 1), Place(path, 5)]
-  assert data.skipped[0].startswith(f"{path}, line 2: ")
-  assert data.skipped[1].startswith(f"{path}, line 3, field 'id': ")
+  skipped = [*map(str, data.skipped)]
+  assert skipped[0].startswith(f"{path}, line 2: ")
+  assert skipped[1].startswith(f"{path}, line 3, field 'id': ")
   why = "'eight' cannot be read; write a number"
-  assert data.skipped[2:] == [f"{path}, line 4, field 'answer': {why}"]
+  assert skipped[2:] == [f"{path}, line 4, field 'answer': {why}"]
 
 
 def test_something_must_be_left(tmp_path):
@@ -321,7 +347,7 @@ def test_a_line_of_a_megabyte_fits(tmp_path, extra, fits, end):
   data = read(str(path), domains=SIMPLE, skip_bad=True)
   assert [p.line for p in data.places] == ([1, 2] if fits else [2])
   assert len(data.skipped) == (not fits)
-  assert all(mentions(s, "1,000,000 bytes") for s in data.skipped)
+  assert all(mentions(str(s), "1,000,000 bytes") for s in data.skipped)
 
 
 # Parquet.
@@ -674,59 +700,3 @@ def test_a_renamed_field_that_a_domain_has_not_is_a_column(tmp_path):
   ).examples
   assert example.entry == {"tests": tests}
   assert example.columns == {"answer": "print(2 * x)"}
-
-
-def test_a_record_that_no_file_names_needs_an_id():
-  reader, place = dataset.Reader(DOMAINS), Place("a.jsonl", 1)
-  record = {"domain": "math", "prompt": "3 + 5?", "answer": "8"}
-  with pytest.raises(Refused, match="id: missing"):
-    reader.add(record, place, "a")
-  reader.add(record, place, "a", "a/1")
-  reader.add({**record, "id": "own"}, place, "a", "a/2")
-  assert [example.id for example in reader.examples] == ["a/1", "own"]
-
-
-# Pairs.
-
-
-def test_pairs_are_prompts_or_conversations_with_a_response(tmp_path):
-  talk = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "2 + 2?"},
-  ]
-  path = plain(
-    tmp_path / "a.jsonl",
-    {"question": "1 + 1?", "out": {"text": " two\n"}},
-    {"question": "1 + 1?", "out": {"text": "2"}},  # a prompt may have several
-  )
-  names = {"prompt": "question", "response": "out.text"}
-  data = dataset.read_pairs(path, names=names)
-  # As it is written, blanks included.
-  assert [x.entry["response"] for x in data.examples] == [" two\n", "2"]
-  assert [x.id for x in data.examples] == ["a/1", "a/2"]
-  asked = ({"role": "user", "content": "1 + 1?"},)
-  assert [x.messages for x in data.examples] == [asked] * 2
-  line = {"messages": talk, "response": "4", "domain": "chat", "score": 0.5}
-  path = plain(tmp_path / "b.jsonl", line)
-  (one,) = dataset.read_pairs(path, names={}).examples
-  assert list(one.messages) == talk and one.entry["response"] == "4"
-
-
-@pytest.mark.parametrize(
-  "line, says",
-  [
-    ({"prompt": "1?"}, "field 'response': missing"),
-    ({"prompt": "1?"}, "--config.data.fields=response:COLUMN"),
-    ({"prompt": "1?", "response": 3}, "field 'response': 3; write it as text"),
-    ({"prompt": "1?", "response": " "}, "field 'response': empty"),
-    ({"prompt": "1?", "response": "a <|im_end|>"}, "is a control token"),
-    ({"response": "a"}, "field 'prompt': missing"),
-    ({"prompt": "", "response": "a"}, "field 'prompt': empty"),
-  ],
-)
-def test_what_is_no_pair_is_refused_by_line_and_field(tmp_path, line, says):
-  path = plain(tmp_path / "a.jsonl", {"prompt": "1?", "response": "x"}, line)
-  with refuses(DataError, f"{path}, line 2, field ... {says}"):
-    dataset.read_pairs(path, names={})
-  data = dataset.read_pairs(path, names={}, skip_bad=True)
-  assert len(data.examples) == len(data.skipped) == 1

@@ -91,7 +91,9 @@ def test_a_split_of_two_parts_of_a_data_set_wants_one_of_them(folder):
 
 def test_a_name_with_a_colon_is_a_file_if_there_is_one(folder):
   folder("set/a.jsonl", "set:b.jsonl")
-  assert files.find("set:b.jsonl") == [File("set:b.jsonl", "set-b")]
+  assert files.find("set:b.jsonl") == [
+    File("set:b.jsonl", "set-b", "set:b.jsonl")
+  ]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_without_a_network_the_command_that_helps_is_told(hub, monkeypatch):
   assert mentions(
     refused("hub:openai/gsm8k:main/train@v1"),
     "hub:openai/gsm8k ... 'hf ... openai/gsm8k --repo-type "
-    "... --revision v1' ... --local-dir gsm8k",
+    '... --revision v1 --include "*main/train[-./]*"\' ... --local-dir gsm8k',
   )
   assert mentions(
     refused("hub:x"),

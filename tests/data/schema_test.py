@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from messages import mentions, refuses
 
 from brorl_jax.data import schema
+from brorl_jax.data.schema import Form
 from brorl_jax.verdicts.strict_json import Refused
 
 KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
@@ -41,6 +42,64 @@ def test_a_map_of_fields_by_hand(text, want):
 def test_a_map_of_fields_that_is_none(text, says):
   with refuses(ValueError, says):
     schema.parse(text, KNOWN)
+
+
+MINE = """import math
+def row(row):
+  row.pop("id", None)
+  if row["n"] < 0:
+    raise ValueError("n is\\nnegative")
+  return {"prompt": f"{row['n']}?", "answer": {3: (3,)}.get(row["n"], "1")}
+def none(row): return None
+def odd(row): return {"answer": {1}}
+def ends(row): exit(3)
+"""
+
+
+def test_files_of_their_own_form(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine.py").write_text(MINE)
+  files = ["a.jsonl", "a.jsonl=b", "hub:o/n:test"]
+  text = "prompt:q; a.jsonl=answer:c.d:e ;a.jsonl=b=mine.py:row;"
+  of = lambda text, files=files: schema.form(
+    text, files, KNOWN, Form(domain="math")
+  )
+  form = of(text + "hub:o/n:test=brorl_jax.data.schema:show")
+  a, b, hub = (form.entries[file] for file in files)
+  assert (form.names, a.names) == ({"prompt": "q"}, {"answer": "c.d:e"})
+  assert (b.how, len(b.digest)) == (f"{tmp_path}/mine.py:row", 32)
+  assert {form.domain, a.domain, b.domain, hub.domain} == {"math"}
+  assert hub.function is schema.show and of(b.how).function is b.function
+  row = {"id": 7, "n": 3, "bad": Refused("bad", "x")}
+  assert schema.record(row, b) == {"prompt": "3?", "answer": [3]}
+  assert schema.record(row, a) is row and len(row) == 3
+  with refuses(Refused, "n is negative"):
+    schema.record({"n": -1}, b)
+  with refuses(Refused, "null, not a JSON object"):
+    schema.record({"n": 1}, of("mine.py:none"))
+  for how, n, said in (
+    ("row", None, "line 4: TypeError: "), ("ends", 1, "line 9: SystemExit: 3"),
+    ("odd", 1, "line 8: TypeError: Object of type set"),
+  ):  # fmt: skip
+    with refuses(RuntimeError, f"{tmp_path}/mine.py:{how}, {said}"):
+      schema.record({"n": n}, of(f"mine.py:{how}"))
+
+
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ("a.json=prompt:q", "'a.json' is no entry ... did you mean a.jsonl?"),
+    ("other=x:y=prompt:q", "'other=x:y' is no entry ... use one of a.jsonl, b"),
+    ("prompt:q;answer:a", "all other files: 'prompt:q' and 'answer:a' ... one"),
+    ("b=prompt:q;b=prompt:r", "b: 'prompt:q' and 'b=prompt:r' are given"),
+    ("b=promt:q", "'promt:q' ... did you mean prompt?"),
+    ("none.py:row", "the function = 'none.py:row' ... does not exist"),
+    ("brorl_jax.data.schema:reco", "has no function ... did you mean record?"),
+  ],
+)
+def test_a_form_that_is_none(text, says):
+  with refuses(ValueError, says):
+    schema.form(text, ["a.jsonl", "b"], KNOWN)
 
 
 def test_renamed_columns_are_fields_and_the_others_stay():

@@ -127,6 +127,7 @@ def run() -> pathlib.Path:
   path.mkdir()
   entries = {
     "data": examples().fingerprint, "functions": _OWN, "files": {},
+    "forms": {}, "dropped": [],
     "sandbox": {}, "chat_template": None, "began_with": str(huggingface.ASSETS),
     "run": "0123456789abcdef",
   }  # fmt: skip

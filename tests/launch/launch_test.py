@@ -20,7 +20,7 @@ import yaml
 from launchers import LAUNCH, SECONDS, ended, lines, program, ran, start
 
 ROOT = LAUNCH.parent
-SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
+SCRIPTS = [*sorted(LAUNCH.rglob("*.sh")), LAUNCH / "slurm.sbatch"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
@@ -67,6 +67,12 @@ def test_slurm(tmp_path, status):
   assert args[2:] == ["-m", "brorl_jax.main", "--distributed", *flags]
   requeued = [[name, args] for name, args, _ in after]
   assert requeued == ([["scontrol", ["requeue", "41"]]] if status == 75 else [])
+
+
+@pytest.mark.parametrize("name, value", [("HOURS", "2h"), ("DATA", "no")])
+def test_compare_refuses_before_it_installs(name, value):
+  status, _, said = ended(start("paper/compare.sh", **{name: value}))
+  assert status == 1 and said.count(f"{name}=") == 2  # and the remedy
 
 
 def test_directives_of_slurm():

@@ -61,8 +61,8 @@ def test_a_lock_has_hashes_and_meets_the_requirements(lock):
   assert all(len({*each}) == len(each) for each in hashes.values())
   assert len(hashes["numpy"]) > 20  # wheels of other platforms are accepted too
   kind, _, python = lock.stem.partition("-py3")
-  extras = ["gym"] if kind == "cpu" else ["gym", kind]
-  assert unmet(versions, required(*extras), f"3.{python}") == []
+  extras = [kind, "parquet", "if", "wandb"] if kind != "cpu" else []
+  assert unmet(versions, required("gym", *extras), f"3.{python}") == []
 
 
 def test_a_lock_that_is_too_old_is_seen():

@@ -33,20 +33,18 @@ SHORT = {
     --config.devices.mesh_fsdp=1 --config.data.prompt_tokens=400
     --config.sampling.max_new_tokens=6""",
   "simulate": """--config.steps=3 --config.vocab=500 --config.correct=50
-    --config.n=(4,64) --config.dense_n=()""",
-  "warmup": "--config.optim.row_tokens=64 --config.devices.mesh_fsdp=1",
+    --config.n=(4,64)""",
 }
 LEAVES = {
   "train": "report/index.html", "report": "report/index.html",
   "evaluate": "eval/summary.json", "export": "model.safetensors",
-  "warmup": "model.safetensors", "simulate": "report/figure3.png",
+  "simulate": "report/figure3.png",
 }  # fmt: skip
 DOCUMENTS = (
   ROOT / "README.md",
   ROOT / "configs" / "README.md",
   *sorted(ROOT.glob("brorl_jax/*/README.md")),
 )
-PAIRS = [{"prompt": f"{i} + 1?", "response": str(i + 1)} for i in range(60)]
 
 
 def commands():
@@ -75,12 +73,6 @@ def by_tier():
     long = mode_of(command) == "train" and "=DIR" not in command
     slow = long or "harder.py" in command
     yield tiers.at_night(command) if slow else command
-
-
-def test_documents_name_the_two_arms_and_the_warmup():
-  text = "\n".join(commands())
-  for config in ("n512", "n16", "sft", "simulate"):
-    assert f"--config=configs/{config}.py" in text
 
 
 @pytest.fixture
@@ -122,10 +114,6 @@ def test_command_runs(run, command, tmp_path):
   if mode == "report":
     words += [f"--workdir={made.run(tmp_path / 'b')}"]
     made.run(out)
-  if mode == "warmup":  # on the embedded policy
-    made.dump(tmp_path / "pairs.jsonl", PAIRS)
-    words = [w for w in words if "=DIR" not in w and "=pairs" not in w]
-    words += [f"--config.data.files={tmp_path}/pairs.jsonl"]
   if mode in ("evaluate", "export"):
     made.with_checkpoints(tmp_path / "trained", configured.config(), (1,))
     trained = f"=={tmp_path / 'trained'}"[1:]

@@ -89,7 +89,8 @@ def refused(workdir, **changes) -> str:
 def make_run(workdir, steps, **changes):
   c = config(**changes)
   files = dataset.file_digests(c.data.files) if c.data.files else {}
-  return made.with_checkpoints(workdir, c, steps, files=files)
+  found = {"files": files, "forms": {path: ["", ""] for path in files}}
+  return made.with_checkpoints(workdir, c, steps, **found)
 
 
 # ------------------------------------------------------------- what is written
@@ -113,12 +114,20 @@ def test_an_evaluation_leaves_what_it_promises(whole):
     *("run.seed", "policy.dtype", "data.prompt_tokens"),
     *("sampling.max_new_tokens", "sampling.int8_cache"),
     *("eval.prompts", "eval.n", "eval.temperature", "eval.top_p"),
+    "eval.max_new_tokens",
   }
   mean = np.mean([r["pass"] for r in records])
   assert said["all"]["pass_at_k"]["1"] == pytest.approx(mean)
   about = json.loads((workdir / "config.json").read_text())
   assert about["mode"] == "evaluate" and about["config"]["eval"]["n"] == 4
   assert about["evaluated"]["weights"] == said["weights"]
+
+
+def test_an_evaluation_has_a_length_of_its_own(whole, tmp_path):
+  _, records = whole
+  length = config().sampling.max_new_tokens
+  changes = dict(max_new_tokens=2, eval_max_new_tokens=length)
+  assert run(tmp_path, **changes) == records
 
 
 def test_the_table_shows_the_summary(whole):
@@ -463,7 +472,9 @@ def run_on(
     there = [path for path in some if os.path.exists(path)]
     files = dict.fromkeys(some, "not there any more")
     files |= dataset.file_digests(there) if there else {}
-    folder.write_config(sections.as_dict(c), workdir, files=files)
+    forms = {path: [c.data.fields, ""] for path in some}
+    found = {"files": files, "forms": forms, "dropped": []}
+    folder.write_config(sections.as_dict(c), workdir, **found)
   return workdir
 
 
@@ -585,7 +596,8 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   [start] = checkpoint_source.starts(
     checkpoint_source.CheckpointSource(huggingface.ASSETS, trained_on)
   )
-  assert (start.fields, start.domain, start.made) == (fields, "math", [])
+  assert start.forms == {str(path): [fields, ""]}
+  assert (start.domain, start.made) == ("math", [])
   form = examples.file_form(fields, "math", own=False)
   read = lambda path: dataset.read(str(path), form=form, domains=DOMAINS)
   _, held_out = dataset.split(read(path), one_in=4)

@@ -55,7 +55,6 @@ def message(done: subprocess.CompletedProcess) -> str:
     ((*RUN, "--", "--config.xyzzy=3"), "no --config.xyzzy"),
     ((*RUN, "--", "512"), "'512' ... --help"),
     ((RUN[0],), "--workdir is missing"),
-    (("--mode=warmup", "--config=sft", RUN[1]), "config.data.files ... empty"),
     ((RUN[1],), "--config is missing"),
     (("--mode=report", "--workdir="), "--workdir is missing"),
     (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),

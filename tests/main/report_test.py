@@ -102,13 +102,6 @@ def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
   assert mentions(refusal(a, c), "1 of 1 ... (aime/7), 1 of 1 ... (aime/8)")
 
 
-def told(path, **entries):
-  run = made.run(path)
-  about = json.loads((run / "config.json").read_text()) | entries
-  (run / "config.json").write_text(json.dumps(about))
-  return run
-
-
 @pytest.mark.parametrize(
   "entries, difference",
   [
@@ -120,7 +113,8 @@ def told(path, **entries):
   ],
 )
 def test_other_puzzles_and_templates_are_refused(tmp_path, entries, difference):
-  a, b = made.run(tmp_path / "a"), told(tmp_path / "b", **entries)
+  a = made.run(tmp_path / "a")
+  b = made.told(made.run(tmp_path / "b"), **entries)
   assert mentions(refusal(a, b), difference)
 
 
@@ -131,8 +125,9 @@ def test_runs_with_other_rewards_of_a_user_are_refused(tmp_path, both):
     "reward.verifier": {"name": "mine.py:score", "digest": digest}
   }
   first = loss("0") | (mine("a") if both else {})
-  a = told(tmp_path / "a", functions=first)
-  b = told(tmp_path / "b", functions=loss("1") | mine("b"))
+  a = made.told(made.run(tmp_path / "a"), functions=first)
+  other = loss("1") | mine("b")
+  b = made.told(made.run(tmp_path / "b"), functions=other)
   said = "mine.py:score (digest a)" if both else "the verifiers"
   assert mentions(refusal(a, b), f"{said} ... mine.py:score")
 

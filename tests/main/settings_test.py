@@ -44,12 +44,11 @@ def test_accepts_the_configs_of_the_repository(get):
 
 STOP = {"rounds": (16, 64, 256, 512)}
 GOOD = [
-  {"rounds": (16, 32, 512), "stop_wrong": 0},
-  {"rounds": (512,)}, {"stop_right": 500, "stop_wrong": 20},  # not read
-  {"mean_tokens": 6}, {"warmup": 0}, {"b1": 0.0}, {"dtype": "auto"},
+  {"rounds": (16, 32, 512)},
+  {"rounds": (512,), "stop_right": 512}, {"stop_right": 513},  # not read
+  {"mean_tokens": 6}, {"warmup": 0}, {"betas": (0.0, 0)}, {"dtype": "auto"},
   {"theory_prompts": 0},  # not measured
-  {"minibatches": 32}, {"seed": 2**31 - 1}, {"distinct_prompts": 33},
-  {"distinct_prompts": 32, "keep": "all"},
+  {"minibatches": 32}, {"seed": 2**31 - 1},
   {"truncated_factor": 0.0, "mask_truncated": True},
   {"length": "cosine", "length_range": (0, 0), "length_steps": (1, 0)},
   {"length": "replace", "length_range": (0.0, 0.5), "dual_clip": 1.1},
@@ -61,8 +60,7 @@ GOOD = [
   {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
   {"advantage": "centered", "mean": "constant"},
   {"advantage": "maxrl", "length": "cosine", "length_range": (0.0, 1.0)},
-  {"advantage": "pass_at_k", "advantage.k": 128},
-  {"advantage.k": 129},  # not read
+  {"advantage": "pass_at_k:128"}, {"code_s": (2, 2.0)},
   {"correction": "none"}, {"correction_range": (0, 1)},
   {"correction": "banded", "correction_range": (1.0, 1.1)},
   {"correction": "sequence", "pipeline": True},
@@ -76,14 +74,15 @@ def test_accepts_the_edge_of_what_works(changes):
 
 
 COUNTS = """steps samples max_oversampling prompt_tokens max_new_tokens
-  minibatches save_every keep_checkpoints eval_every eval_prompts eval_n
-  mesh_data mesh_tensor mesh_expert stop_right advantage.k repeat_ngram
+  minibatches save_every keep_checkpoints eval_every eval_n
+  mesh_data mesh_tensor mesh_expert stop_right repeat_ngram
   length_buffer""".split()
-NOT_NEGATIVE = """guard.kl guard.end_after stop_wrong kl_weight warmup
+NOT_NEGATIVE = """guard.kl guard.end_after kl_weight warmup
   lr_samples weight_decay boost entropy_weight""".split()
 OR_ZERO = """optim.spike slots lanes memory_bytes in_flight rows blocks
-  run.max_samples theory_prompts reset_every reset_stalled""".split()
-POSITIVE = """code_test_s temperature clip_high lr eps max_grad_norm
+  run.max_samples theory_prompts reset_every reset_stalled eval_prompts
+  eval_max_new_tokens""".split()
+POSITIVE = """temperature clip_high lr eps max_grad_norm
   reward.timeout_s""".split()
 FLOATS = "guard.kl kl_weight weight_decay boost entropy_weight optim.spike"
 negative = lambda name: -1.0 if name in FLOATS.split() else -1
@@ -96,7 +95,10 @@ ALONE: list[tuple[str, dict]] = [
   ("positive ... 0", {"eval_temperature": -0.1}),
   ("positive, or -1", {"mesh_fsdp": 0}),
   ("at least 0 and below 1", {"guard.entropy_low": -1.0}),
-  ("below 1", {"b1": 1.0, "b2": 1.0}),
+  *(
+    ("two numbers of at least 0 and below 1", {"betas": betas})
+    for betas in ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, "1"))
+  ),
   ("0 to 1", {"guard.truncated": -1.0, "guard.score_drop": -1.0}),
   ("between 0 and 1", {"truncated_factor": 1.5, "repeat_penalty": 1.1}),
   *(
@@ -126,9 +128,14 @@ ALONE: list[tuple[str, dict]] = [
   ("one of nothing, reference, moments", {"offload": "opt"}),
   ("one of token, sequence, prompt, constant", {"mean": "tokens"}),
   ("one of none, truncated, banded, sequence", {"correction": "tis"}),
-  ("at least code_test_s = 5", {"code_total_s": 4.0}),
-  ("some are rejected", {"distinct_prompts": 32}),
-  ("0 ... 32", {"distinct_prompts": 31}),
+  *(
+    ("the second at least the first", {"code_s": limits})
+    for limits in ((5.0, 4.0), (0.0, 4.0), (5.0,), ("5", 9.0))
+  ),
+  *(
+    ("such as 'pass_at_k:4'", {"advantage": f"pass_at_k{k}"})
+    for k in ("", ":", ":0", ":k")
+  ),
   *(
     ("the first at least 1", {"length_steps": steps})
     for steps in ((), (1,), (0, 5), (5, -1), (1, 0.5), (1, 2, 3))
@@ -145,8 +152,6 @@ ALONE: list[tuple[str, dict]] = [
   ("different functions", {"reward.verifier": ("a:f",) * 2}),
   (r"a name without any of / \ # ? % :", {"wandb": "me/mine"}),
   (r"a name without any of / \ # ? % :", {"wandb": "mine?"}),
-  ("words with closed quotes", {"notify": "mail -s 'a run"}),
-  ("words with closed quotes", {"notify": " "}),
   ("paths", {"data.files": (3,), "data.heldout_files": ("",)}),
   ("paths", {"data.files": ("",)}),
   ("empty without data", {"data.heldout_files": ("a",)}),
@@ -155,11 +160,7 @@ ALONE: list[tuple[str, dict]] = [
 LENGTH = "another kind ... length"
 BAD = [(k, {k: x}, must) for must, fields in ALONE for k, x in fields.items()]
 BAD += [  # with other fields
-  (
-    "stop_right",
-    {**STOP, "stop_right": 500, "stop_wrong": 20},
-    "at most n - stop_wrong = 492",
-  ),
+  ("stop_right", {**STOP, "stop_right": 513}, "at most n = 512"),
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
   ("mean", {**STOP, "mean": "prompt"}, "another"),
   (
@@ -171,6 +172,7 @@ BAD += [  # with other fields
     ("length_range", {"length": "replace", "length_range": ends}, "(-0.5, 1.0)")
     for ends in ((0.1, 1.0), (-1.0, 0.49))
   ),
+  ("advantage", {"advantage": "pass_at_k:129"}, "at most n / 4 = 128"),
   ("advantage", {"advantage": "maxrl", "length": "cosine"}, LENGTH),
   ("advantage", {"advantage": "maxrl", "repeat_penalty": 0.1}, LENGTH),
   *(
@@ -184,15 +186,11 @@ BAD += [  # with other fields
     )
   ),
   (
-    "advantage.k",
-    {"advantage": "pass_at_k", "advantage.k": 129},
-    "at most n / 4 = 128",
-  ),
-  (
-    "advantage.k",
-    {**STOP, "advantage": "pass_at_k", "advantage.k": 5},
+    "advantage",
+    {**STOP, "advantage": "pass_at_k:5"},
     "at most rounds[0] / 4 = 4",
   ),
+  ("advantage", {"advantage": "pass_at_k:4", "length": "cosine"}, LENGTH),
   ("correction", {"correction": "none", "pipeline": True}, "run.pipeline"),
   *(
     ("correction_range", {"correction": kind, "correction_range": ratios}, must)
@@ -410,4 +408,4 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
     if name.partition(".")[0] in ("run", "policy", "data", "devices", "eval")
   )
   assert known["sampling.n"].phased and known["optim.lr"].phased
-  assert not known["optim.b1"].phased  # moments are made with it
+  assert not known["optim.betas"].phased  # moments are made with it

@@ -331,11 +331,6 @@ def _position(policy, view, pair=0):
   return np.round(np.mod(angle, 2 * np.pi) / fastest).astype(int)
 
 
-def test_texts_of_a_row_begin_at_their_first_token():
-  start = attention.segment_start(jnp.array([[[1, 1, 2, 2, 2, 0]]]))
-  np.testing.assert_array_equal(start, [[[0, 0, 2, 2, 2, 5]]])
-
-
 def test_slots_see_their_own_prompt_and_stand_behind_it():
   # A lane with prompts of 3 and of 2 tokens, padded on the left.
   mask = jnp.array([[[True, True, True], [False, True, True]]])

@@ -65,8 +65,8 @@ def fused(q, sides, real, masks=None, *, target=GPU, mesh=None, softcap=0.0):
 def kernels(monkeypatch):
   """cuDNN's function by XLA, and a TPU's kernel by Pallas' interpreter."""
 
-  def cudnn(q, k, v, segment, *, scale, softcap):
-    assert segment is None and not softcap
+  def cudnn(q, k, v, *, scale, softcap):
+    assert not softcap
     return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=True)
 
   monkeypatch.setattr(fused_attention, "_cudnn", cudnn)
@@ -117,17 +117,6 @@ def test_a_tpu_kernel_of_odd_sizes(Q, S, softcap, kernels):
   compare(form, other, arrays, counted(arrays[2], arrays[0]), 1e-4)
 
 
-@pytest.mark.slow
-def test_texts_side_by_side_do_not_see_each_other_on_a_tpu(kernels):
-  q, sides, real, (_, see) = draw(P=2, M=1, K=128, H=2, G=1, how="none")
-  segment = jnp.asarray([[[1] * 4 + [2] * 6], [[3] * 2 + [5] * 5 + [0] * 3]])
-  real = Real(segment > 0, None, segment)
-  see &= segment[..., :, None] == segment[..., None, :]
-  see &= real.own[:, :, None]
-  form = functools.partial(fused, target=TPU)
-  compare(form, plain, (q, sides, real, (None, see)), counted(real, q), 1e-4)
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("P", [8, tiers.at_night(3)])
 def test_a_mesh_cuts_prompts_and_heads(P, kernels):
@@ -172,9 +161,6 @@ def test_what_a_machine_has_no_kernel_for():
   assert not has(GPU, half(256)) and not has(GPU, half(60))
   assert not has(GPU, half(64), softcap=1.0) and has(TPU, half(128), 1.0)
   assert not has(TPU, half(64))
-  texts = jnp.ones((2, 3, 10), jnp.int32)
-  assert not has(GPU, half(64), segment=texts)
-  assert has(TPU, half(128), segment=texts)
   assert has(GPU, half(64), prefix=jnp.ones((2, 40), bool))
   assert not has(GPU, half(64), prefix=jnp.ones((2, 41), bool))
 

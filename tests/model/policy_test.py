@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import chex
@@ -336,62 +335,6 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   for a, b in zip(got, want, strict=True):
     assert a.shape == (P, R, 6)
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def side_by_side(rows, width):
-  """Token ids and segments of rows, each a list of texts."""
-  tokens = np.zeros((len(rows), width), np.int32)
-  segment = np.zeros((len(rows), width), np.int32)
-  for i, texts in enumerate(rows):
-    joined = np.concatenate(texts)
-    tokens[i, : len(joined)] = joined
-    tokens[i, len(joined) :] = 7  # padding is never read
-    ids = np.repeat(np.arange(len(texts)) + 1, [len(x) for x in texts])
-    segment[i, : len(joined)] = ids
-  return jnp.asarray(tokens), jnp.asarray(segment)
-
-
-def logp_alone(policy, params, rows, width):
-  """What `packed_logp` says, from rows that hold one text each."""
-  texts = [text for row in rows for text in row]
-  tokens, mask = padded(texts, max(map(len, texts)), "right")
-  logp = jax.nn.log_softmax(logits(policy, params, tokens, mask)[:, :-1])
-  logp = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
-  logp = jnp.pad(logp, ((0, 0), (1, 0)))
-  out, each = [], iter(zip(texts, logp, strict=True))
-  for row in rows:
-    parts = [one[: len(text)] for text, one in itertools.islice(each, len(row))]
-    joined = jnp.concatenate(parts)
-    out.append(jnp.pad(joined, (0, width - len(joined))))
-  return jnp.stack(out)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", tiers.some(NAMES, 1, 1))
-def test_packed_texts_are_the_texts_alone(name):
-  """0 for the first token of each, and in the padding; gradients too."""
-  policy = POLICIES[name]
-  params = shaken(policy)
-  rows = [some_ids(5, 1, 7), some_ids(3, 8, seed=1), some_ids(13, seed=2)]
-  tokens, segment = side_by_side(rows, 14)
-  weight = jnp.asarray(np.random.default_rng(3).normal(size=tokens.shape))
-
-  def differentiated(logp_of):
-    def total(params):
-      logp = logp_of(params)
-      return jnp.sum(weight * logp), logp
-
-    return jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-
-  (_, packed), grad = differentiated(
-    lambda params: policy.packed_logp(params, tokens, segment)
-  )
-  (_, alone), want = differentiated(
-    lambda params: logp_alone(policy, params, rows, 14)
-  )
-  np.testing.assert_allclose(packed, alone, rtol=2e-5, atol=2e-5)
-  for a, b in zip(jax.tree.leaves(grad), jax.tree.leaves(want), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.ci

@@ -184,6 +184,13 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   assert roomy.heldout.slots == 16
   assert small(eval_prompts=1).heldout.load.prompts == 8
   assert small(slots=5).heldout.slots == 5
+  assert small(eval_prompts=0).heldout.load.prompts == 256
+  longer = small(eval_max_new_tokens=600)
+  assert longer.heldout.load.max_new_tokens == 600
+  assert longer.heldout.total_bytes > roomy.heldout.total_bytes
+  assert longer.rollouts == roomy.rollouts
+  with pytest.raises(memory.TooLarge, match="evaluations: rollouts of 16 x 3"):
+    small(eval_max_new_tokens=32_000, memory_bytes=GIB // 8)
   # Prompts of evaluations are many, those of rollouts few.
   need = roomy.rollouts.total_bytes
   tight = small(memory_bytes=math.ceil(need / 0.9))

@@ -163,7 +163,7 @@ def test_prompts_go_to_the_emptiest_device():
 @pytest.mark.ci
 def test_kept_groups_are_the_same_on_many_devices():
   """What is rejected, or gets another round, hangs on the rollouts alone."""
-  plan = RoundPlan((*range(4, 33, 4),), 1, 1)
+  plan = RoundPlan((*range(4, 33, 4),), 1)
 
   def score(prompts, rollouts):
     first = rollouts.tokens[..., 0]

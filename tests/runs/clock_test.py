@@ -1,6 +1,5 @@
 """Tests of brorl_jax/runs/clock.py."""
 
-import os
 import time
 import types
 
@@ -28,70 +27,10 @@ def test_busy_are_the_processor_or_the_wall(monkeypatch):
   begin = clock.Clock(1.0, 10.0, 2.0, 4.0)
   spent = clock.since(begin)
   assert spent["time/cpu_s"] == spent["time/busy_s"] == 18.0
-  assert (spent["time/cores"], spent["time/cores_missed"]) == (2.5, 0.0)
+  assert spent["time/cores"] == 2.5
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   spent = clock.since(begin)
   assert (spent["time/cpu_s"], spent["time/busy_s"]) == (18.0, 5.0)
-
-
-@pytest.mark.parametrize(
-  "cpu_s, waited, others_s, missed, warns",
-  [
-    # Of 10 s. Two threads share two cores with another program of one thread.
-    (10.0, {"1": 5.0, "2": 5.0}, 10.0, 1.0, True),
-    (14.0, {"1": 3.0, "2": 3.0}, 6.0, 0.6, False),  # .7 of 2
-    (13.9, {"1": 3.0, "2": 3.1}, 6.1, 0.61, True),
-    # One thread; the other program has the other core.
-    (10.0, {"1": 0.1}, 10.0, 0.01, False),
-    (1.0, {"1": 0.0}, 0.0, 0.0, False),  # it waits for a disk
-    # Eight threads of ours on two cores.
-    (20.0, {str(i): 7.5 for i in range(8)}, 0.0, 0.0, False),
-    # A thread that was there before, and one that has ended since.
-    (10.0, {"0": 3.0 + 4.0}, 9.0, 0.4, False),
-    (0.1, {"1": 0.9}, 9.0, 0.09, False),  # less than a second is lost
-  ],
-)
-def test_cores_that_others_had_by_hand(
-  monkeypatch, cpu_s, waited, others_s, missed, warns
-):
-  end = clock.Clock(11.0, 5.0 + cpu_s, 0.0, 0.0, waited, 50.0 + others_s)
-  monkeypatch.setattr(clock, "now", lambda: end)
-  before = {"0": 3.0, "ended": 8.0}
-  spent = clock.since(clock.Clock(1.0, 5.0, 0.0, 0.0, before, 50.0))
-  assert spent["time/cores"] == pytest.approx(cpu_s / 10)
-  assert spent["time/cores_missed"] == pytest.approx(missed)
-  assert (clock.few_cores(spent) is not None) == warns
-  assert clock.few_cores({}) is None
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  assert clock.few_cores(spent) is None
-
-
-def test_what_others_had_leaves_out_our_processes(monkeypatch, tmp_path):
-  """In ticks: two cores were busy for 700 and 300, of which 430 are ours."""
-  rows = ["cpu 9 9 9 9 9 9 9 9", "cpu0 100 200 300 5000 60 10 20 70"]
-  rows += ["cpu1 100 100 100 9 9 0 0 0", "cpu2 999 0 0 0 0 0 0 0"]
-  (tmp_path / "stat").write_text("\n".join(rows))
-  me = os.getpid()
-  # Process, parent, and user, system, children's user, children's system time.
-  for pid, parent, *ticks in (
-    (me, 1, 100, 20, 3, 7), (me + 1, me, 200, 0, 0, 0), (1, 0, 5, 5, 90, 0),
-    (me + 2, me + 1, 0, 100, 0, 0), (me + 3, 1, 500, 0, 0, 0),
-  ):  # fmt: skip
-    (tmp_path / str(pid)).mkdir()
-    fields = ["S", str(parent), *["0"] * 9, *map(str, ticks), "0"]
-    text = f"{pid} (a) b) {' '.join(fields)}"
-    (tmp_path / str(pid) / "stat").write_text(text)
-  (tmp_path / "77").mkdir()  # it has just ended
-  monkeypatch.setattr(clock, "_PROC", tmp_path)
-  monkeypatch.setattr(clock, "_HERTZ", 100)
-  monkeypatch.setattr(clock, "_others_seen", [-100.0, 0.0])
-  monkeypatch.setattr(clock, "cores", lambda: {0, 1})
-  assert clock._others() == pytest.approx((1000 - 430) / 100)
-  (tmp_path / "stat").write_text("")
-  assert clock._others() == pytest.approx(5.7)  # it was read a moment ago
-  monkeypatch.setattr(clock, "_PROC", tmp_path / "none")
-  monkeypatch.setattr(clock, "_others_seen", [-100.0, 0.0])
-  assert clock._others() == 0.0 and clock._waited() == {}
 
 
 def compile_something(size):

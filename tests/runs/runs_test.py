@@ -77,8 +77,6 @@ class Run:
   def __init__(self, patch, workdir):
     self.patch, self.dir, self.stages = patch, workdir, bandit()
     self.closed, self.measure = 0, measure
-    # On a busy machine a step may miss cores, which is a warning.
-    patch.setattr("brorl_jax.runs.clock.few_cores", lambda _: None)
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "stages", lambda *_: self.stages)
     measured = lambda *args: self.measure(*args[-3:])
@@ -711,40 +709,6 @@ def test_an_end_by_an_error_is_an_event(new):
   new.start()
   assert new.told("end") == [(7, "step 8: x is nan"), (12, "done")]
   assert new.told("resume") == [(6, None)]
-
-
-def told_by(tmp_path):
-  script, out = tmp_path / "tell", tmp_path / "told.jsonl"
-  script.write_text(f'#!/bin/sh\ncat >> "{out}"\n')
-  script.chmod(0o755)
-  return f"'{script}'", lambda: lines.read_lines(out) if out.exists() else []
-
-
-@pytest.mark.ci
-def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
-  run, (notify, told) = Run(monkeypatch, tmp_path / "run"), told_by(tmp_path)
-
-  def fails():
-    raise OSError(errno.EIO, "Input/output error", "x")
-
-  fail_at(run, 8, fails)
-  said = run.stopped(notify=notify)
-  damage_step(run, 6)
-  run.stages = bandit()
-  run.start(notify=notify)
-  run.start(notify=notify)  # at its end: nothing is told
-  lose_folder(run)
-  lost = run.refused(notify=notify)
-  events_of = [(e["event"], e["step"], e.get("why")) for e in told()]
-  aside = run.dir / "set_aside/1"
-  assert events_of[2][2].endswith(f"see {aside}")
-  assert events_of == [
-    ("start", 0, None), ("end", 7, said), ("warning", 3, events_of[2][2]),
-    ("resume", 3, None), ("end", 12, "done"), ("end", 0, lost),
-  ]  # fmt: skip
-  assert [e["status"] for e in told() if e["event"] == "end"] == [74, 0, 2]
-  assert {e["workdir"] for e in told()} == {str(run.dir)}
-  assert all(e["host"] and e["pid"] == os.getpid() for e in told())
 
 
 @pytest.mark.ci

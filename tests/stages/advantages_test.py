@@ -240,7 +240,7 @@ def ragged():
 def test_a_prompt_with_a_number_of_its_own_by_hand():
   """n / mean(n) = 1.2, .6, 1.2; with leave-one-out 1 and -1/3, 1 and -1."""
   some = ragged()
-  rule = {"rounds": (2, 4), "stop_right": 1, "stop_wrong": 1}
+  rule = {"rounds": (2, 4), "stop_right": 1}
   got = stage(some, advantage="leave_one_out", **rule)
   want = [
     [5 / 6, *[-5 / 18] * 3], [5 / 3, -5 / 3, 0, 0],

@@ -136,6 +136,6 @@ def test_chunks_decode_in_as_many_rows_as_prompts_would():
 
 def test_the_plan_has_the_rounds_of_the_config():
   plan_of = lambda c: sampling.round_plan(resolved(c).phases[0])
-  plan = plan_of(stop(stop_right=1, stop_wrong=3))
-  assert plan == ((4, 16, 64), 1, 3) and (plan.chunk, plan.n) == (4, 64)
+  plan = plan_of(stop(stop_right=3))
+  assert plan == ((4, 16, 64), 3) and (plan.chunk, plan.n) == (4, 64)
   assert plan_of(config(n=64)).after == (64,)

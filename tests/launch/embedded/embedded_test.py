@@ -17,18 +17,24 @@ from solved_by_hand import EXAMPLES, entry_of
 
 pytest.importorskip("reasoning_gym")
 
+
 from brorl_jax.configs import base
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.learner import supervised
-from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model import huggingface
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.verdicts import gym
 from launch.embedded import __main__ as command
-from launch.embedded import demonstrations, steps, teacher, tokenizer
+from launch.embedded import (
+  demonstrations,
+  steps,
+  supervised,
+  teacher,
+  tokenizer,
+)
 from launch.embedded.recipes import RECIPES
 from launch.embedded.steps import QUALITIES, TASKS, write
 from launch.embedded.steps.merging import merge
+from launch.embedded.supervised import PairLayout
 
 CASES = [(task, side) for task in sorted(TASKS) for side in (0, 1)]
 
@@ -248,16 +254,16 @@ def test_embedded_policy_is_within_its_promises():
   )
   packed = supervised.pack(data, rows, layout)
   used = slice(len(rows))
-  logp = jax.jit(policy.packed_logp)(
-    params, packed.tokens[used, 0], packed.segment[used, 0]
-  )
+  tokens, end = packed.tokens[used, 0], packed.end[used, 0]
+  logp_of = jax.jit(supervised.logp_of, static_argnames="response_logp")
+  logp = logp_of(params, tokens, end, response_logp=policy.response_logp)
   # Exact pass@1 at temperature 1: the probability of the one right answer.
   right = np.zeros(len(data))
-  for row, said, counts, segment in zip(
-    rows, logp, packed.counts[used, 0], packed.segment[used, 0], strict=True
-  ):
-    for number, pair in enumerate(row, 1):
-      right[pair] = np.exp(said[counts & (segment == number)].sum())
+  counted = packed.counts[used, 0]
+  for row, said, counts, ends in zip(rows, logp, counted, end, strict=True):
+    last = np.cumsum([sum(map(len, data[pair])) for pair in row])
+    for pair, at in zip(row, last, strict=True):
+      right[pair] = np.exp(said[(counts & (ends == at))[1:]].sum())
   by_family = collections.defaultdict(list)
   for puzzle, probability in zip(heldout, right, strict=True):
     by_family[puzzle.task].append(probability)

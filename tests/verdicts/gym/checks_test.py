@@ -21,6 +21,11 @@ SLOW = {
   "countdown": 40, "futoshiki": 8, "game_of_life": 40, "puzzle24": 12,
   "quantum_lock": 12, "sokoban": 8, "sudoku": 25, "zebra_puzzles": 12,
 }  # fmt: skip
+# Where puzzles without an answer have one.
+ANSWERS = {
+  "graph_color": "possible_answer", "propositional_logic": "example_answer",
+  "rubiks_cube": "example_correct_answer",
+}  # fmt: skip
 OWN = sorted(
   (checks.CHECKS.keys() | checks.FORMS.keys() | gym.STORED.keys()) - gym.JAILED
 )
@@ -30,6 +35,10 @@ def entries(name, count):
   with contextlib.redirect_stdout(io.StringIO()):  # bf prints
     dataset = reasoning_gym.create_dataset(name, seed=3, size=count)
     drawn = [dataset[i] for i in range(count)]
+  for e in drawn:
+    if e["answer"] is None:
+      given = e["metadata"][ANSWERS[name]]
+      e["answer"] = given if name != "graph_color" else json.dumps(given)
   # As a data file holds them; gsm_symbolic has fractions in its metadata.
   return [
     json.loads(json.dumps(e, default=str))
@@ -212,6 +221,17 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
       "K N O T S", "\u212anots"]),
     (entry("string_insertion", "ABCDA"), ["ABCDA"], ["abcda",
       "['A','B','C','D','A']", "'ABCDA'"]),
+    (entry("graph_color", '{"0": 1, "1": 2}', puzzle={"vertices": [0, 1],
+      "edges": [[0, 1]], "color_options": [1, 2]}), ['{"0": 1, "1": 2}',
+      '{"1":1,"0":2}'], ['{"0": 1, "1": 1}', '{"0": 1, "1": 3}', '{"0": 1}',
+      '{"0": 1, "1": 2, "2": 1}', '{"0": 1, "1": 2, "1": 2}', "{0: 1, 1: 2}",
+      '{"0": true, "1": 2}']),
+    (entry("propositional_logic", "(P ∧ Q)", premises=["P", "Q"],
+      variables=["P", "Q"]), ["(P ∧ Q)", "P∧Q", "¬(¬P \u2228 ¬Q)"],
+      ["¬P ∧ Q", "P", "P \u2228 ¬P", "P ∧ R", "P and Q", "(P ∧ Q) (P ∧ Q)",
+      "P ∧", "()"]),
+    (entry("rubiks_cube", "R", cube_size=3, scramble_moves="R'"), ["R",
+      "R R R R R", "R2 R'"], ["R'", "R x", "R;", "L", "R R"]),
     (entry("list_functions", "[12, 3]"), ["[12, 3]", "[12,3]"], ["[1 2, 3]",
       "[12 3]", "12, 3", "[12, 3], "]),
   ],

@@ -50,12 +50,13 @@ EVERY = [
 ]
 NAMES = [family.name for family in EVERY]
 # Their puzzles have many right answers, and one may be another's.
-MANY = {"countdown", "jugs", "n_queens", "puzzle24"}
+MANY = {"countdown", "graph_color", "jugs", "n_queens", "propositional_logic",
+  "puzzle24"}  # fmt: skip
 
 
 def entry(name="gcd", answer="4", **metadata):
   return {
-    "question": "?",
+    "question": metadata.pop("question", "?"),
     "answer": answer,
     "metadata": {"source_dataset": name, **metadata},
   }
@@ -516,6 +517,27 @@ def test_a_family_can_be_exhausted_and_no_further():
   said = f"'count_bits' ... min_n=1, max_n=100 ... only {len(numbers)} distinct"
   with refuses(ValueError, said):
     heldout([tiny], per_family=len(numbers) + 1, seed=0)
+
+  assert heldout([tiny], per_family=99, seed=14, fewer=True) == found
+
+
+def test_a_generator_may_fail_now_and_then(monkeypatch):
+  class Drawn(dict):
+    config = None
+
+    def __missing__(self, number):
+      if number % 1024 < self["fails"]:
+        raise ValueError("no path")
+      return entry(question=f"{number}")
+
+  for fails, named in ((7, ""), (8, "cannot generate a puzzle: no path")):
+    data = Drawn(fails=fails)
+    monkeypatch.setattr(gym, "_dataset", lambda family, data=data: data)
+    if not named:
+      assert puzzle(Family("maze"), "train", 0, seed=0).task == "maze"
+      continue
+    with refuses(ValueError, named):
+      puzzle(Family("maze"), "train", 0, seed=0)
 
 
 def test_a_family_of_one_question_has_no_other_side():

@@ -1,1 +1,0 @@
-"""Public data sets in the file format of a run."""
