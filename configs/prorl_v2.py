@@ -45,5 +45,6 @@ def get_config(preset: str = "1p5b"):
   # AIME, Codeforces, GPQA, a puzzle and IFEval.
   c.run.save_every = c.eval.every = 5
   c.eval.n = 4
-  # Scores are of 32,768 tokens and 16 samples, by --mode=evaluate (stated).
+  # Authors' script of evaluation, which has 16 samples. Of validation: unknown.
+  c.eval.max_new_tokens = 32_768
   return c

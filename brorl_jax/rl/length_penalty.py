@@ -48,18 +48,18 @@ def repeats(
   while width < size:
     step = min(width, size - width)
     number, width = _numbered(number, _later(number, step)), width + step
-  whole = _later(mask, size - 1)
-  number = jnp.sort(jnp.where(whole, number, -1), axis=-1)
+  number = jnp.sort(jnp.where(mask, number, -1), axis=-1)
   first = number[..., 1:] != number[..., :-1]
-  # What is not whole sorts before all others, and is -1 together.
+  # Behind the end all are -1, and sort first. What the end cuts short is never
+  # equal to another: no two of them have as many -1.
   distinct = first.sum(axis=-1) + (number[..., 0] >= 0)
-  return whole.sum(axis=-1) - distinct
+  return mask.sum(axis=-1) - distinct
 
 
 def _later(x, by):
-  """x[..., i + by] at i; behind the end -1, or False."""
-  fill = jnp.full_like(x[..., :by], x.dtype != bool and -1)
-  return jnp.concatenate([x[..., by:], fill], axis=-1)[..., : x.shape[-1]]
+  """x[..., i + by] at i; behind the end -1."""
+  fill = jnp.full_like(x[..., :by], -1)
+  return jnp.concatenate([x[..., by:], fill], axis=-1)
 
 
 def _numbered(a, b):

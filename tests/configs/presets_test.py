@@ -130,6 +130,7 @@ def test_prorl_v2_is_the_script_where_it_says_something():
   want |= {"length": "replace", "repeat_penalty": 0.001, "lr": 1e-6}
   want |= {"prompt_tokens": 1_024, "max_new_tokens": 8_192, "eval_n": 4}
   want |= {"eval_every": 5, "save_every": 5, "temperature": 1.0, "steps": 3_000}
+  want |= {"eval_max_new_tokens": 32_768}
   want |= {"reset_to": "best", "reset_every": 300, "length_steps": (100, 500)}
   assert values(c, want | CHECKPOINT) == want | CHECKPOINT
   assert stated(CONFIGS / "prorl_v2.py") <= named(want, CHECKPOINT)

@@ -107,6 +107,7 @@ ALONE: list[tuple[str, dict]] = [
   ),
   ("above 1 ... or 0, no bound", {"dual_clip": 1.0, "loss.dual_clip": -10.0}),
   ("names of tasks", {"length_tasks": (3,)}),
+  ("one of , cosine, replace, overlong", {"length": "linear"}),
   ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
   ("above 0 and at most 1", {"clip_low": 1.1}),
   ("finite", {"temperature": math.inf}),
