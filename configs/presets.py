@@ -139,6 +139,7 @@ def _language_model(c: Any) -> None:
   # Stated: rewards of puzzles are continuous, those of code and instructions
   # too, which is their default.
   c.data.domains[MADE].reward = "score"
+  c.reward.code_s = (5.0, 5.0)  # stated: 5 s for all tests of a program
   # Stated: both arms have the same number. Authors' script and port: 8 updates,
   # 16 prompts each of 128 x 512. ProRL states 4.
   c.optim.minibatches = 8

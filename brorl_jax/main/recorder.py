@@ -3,9 +3,12 @@
 import collections
 import contextlib
 import dataclasses
+import datetime
 import functools
 import itertools
+import os
 import pathlib
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +26,7 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import events, folder, intact, lines, metrics
+from brorl_jax.runs import folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -32,6 +35,12 @@ from brorl_jax.verdicts.base import Example
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
 # Characters of a prompt or a response: on the terminal, and on trackers.
 _LINE, _TEXT = 100, 4000
+# Events of a process are not repeated, so that a resume drops none. Those of
+# training (a phase, a reset, a skipped update) follow from the steps: they are
+# dropped with the lines of the steps that are computed again.
+_OF_PROCESS = "start resume config data warning workers end".split()
+# What a resume says of a process that wrote nothing when it ended.
+NO_WORD = "nothing: it was killed, or its machine failed"
 
 
 def records(
@@ -81,6 +90,28 @@ def records_of_step(
   phase = next(p for p in reversed(this.phases) if p.since <= max(step, 1))
   c, how = phase.config, phase.memory.heldout
   return records(this, c, how, examples, scorer, params, prompts)
+
+
+def now() -> str:
+  """The time, as ISO 8601 in UTC with milliseconds."""
+  at = datetime.datetime.now(datetime.UTC)
+  return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def this_process() -> dict[str, Any]:
+  """Which process of which machine this is."""
+  return {"pid": os.getpid(), "host": platform.node()}
+
+
+def last_word(path: pathlib.Path) -> str | None:
+  """Why the last process of events.jsonl ended; None if none is named."""
+  said = None
+  for line in lines.each_line(path):
+    if line.get("event") in ("start", "resume"):
+      said = NO_WORD
+    elif line.get("event") == "end":
+      said = str(line.get("why"))
+  return said
 
 
 @dataclasses.dataclass(eq=False)
@@ -151,7 +182,7 @@ class Recorder:
     opened = functools.partial(lines.JsonLines, after=done, warn=self.warn)
     self._samples = opened(workdir / "samples.jsonl")
     self._visits = opened(workdir / "visits.jsonl")
-    of_process = lambda line: line.get("event") in events.OF_PROCESS
+    of_process = lambda line: line.get("event") in _OF_PROCESS
     self._events = opened(workdir / "events.jsonl", keep=of_process)
     self._curve = opened(workdir / "eval" / "curve.jsonl")
     self._records = opened(workdir / "eval" / "records.jsonl")
@@ -181,15 +212,15 @@ class Recorder:
     for event in self._early:
       self._write(self._last, event)
     if done < 0:
-      self._write(0, {"event": "start", **events.here()})
+      self._write(0, {"event": "start", **this_process()})
       if refused := self.entries.get("left_out"):
         why = f"{len(refused)} lines left out; the first: {refused[0]}"
         event = {"event": "data", "count": len(refused), "why": why}
         self._write(0, event)
     elif done < self.c.run.steps:
-      after = events.last_word(self.workdir / "events.jsonl")
+      after = last_word(self.workdir / "events.jsonl")
       more = {"again": self._covered.steps - done, "after": after}
-      self._write(done, {"event": "resume", **more, **events.here()})
+      self._write(done, {"event": "resume", **more, **this_process()})
     if self.changed:
       self.event(done, {"event": "config", "changed": dict(self.changed)})
 
@@ -217,7 +248,7 @@ class Recorder:
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
   def _write(self, step: int, what: Mapping[str, Any]) -> None:
-    self._events.write({"step": step, "time": events.now(), **what})
+    self._events.write({"step": step, "time": now(), **what})
 
   def step(
     self,
@@ -356,7 +387,7 @@ class Recorder:
     return "done" if whole else "done: run.max_samples is reached", 0
 
   def _end(self, why: str, status: int) -> None:
-    event = {"event": "end", "why": why, "status": status, **events.here()}
+    event = {"event": "end", "why": why, "status": status, **this_process()}
     # Not open: refused, so the files stay as they are.
     if self._open and (status or self._began < self.c.run.steps):
       with contextlib.suppress(OSError):  # which may be why it ends

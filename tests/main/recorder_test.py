@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
+import datetime
 import itertools
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import jax
@@ -14,16 +17,20 @@ from messages import mentions
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import (
+  NO_WORD,
   Recorder,
   inversion,
+  last_word,
+  now,
   pair,
   records_of_step,
   samples,
+  this_process,
 )
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import events, metrics, trackers
+from brorl_jax.runs import metrics, trackers
 from brorl_jax.types import Credit, RunState
 from brorl_jax.verdicts.base import Verdict
 
@@ -252,12 +259,12 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
   recorder.close()
   assert "step 3/60  phase: changed: {'n': 32}\n" in capsys.readouterr().err
   reset = {"event": "reference reset", "why": "KL"}
-  resume = {"event": "resume", "again": 0, **events.here()}
+  resume = {"event": "resume", "again": 0, **this_process()}
   assert timeless(tmp_path) == [
     {"step": 2, **resume, "after": None},
     {"step": 1, **reset},
     {"step": 2, **reset},
-    {"step": 2, **resume, "after": events.NO_WORD},
+    {"step": 2, **resume, "after": NO_WORD},
     {"step": 2, "event": "config", "changed": {"n": 512}},
     {"step": 3, "event": "phase", "changed": {"n": 32}},
   ]
@@ -294,7 +301,7 @@ def test_why_a_run_ends_is_recorded(
   *_, resume, end = metrics.read_lines(tmp_path / "events.jsonl")
   assert end.items() >= {
     "step": last, "event": "end", "why": why, "status": status,
-    **events.here(),
+    **this_process(),
   }.items()  # fmt: skip
   assert resume["event"] == "resume"
 
@@ -407,13 +414,13 @@ def test_answering_more_of_fewer_prompts_is_an_inversion():
   said = inversion(before, curve_line([1.0] * 25 + [0.0] * 15))
   assert mentions(said, ".100 ... .625 ... right one of 16 ... 1.000 ... 0.625")
   assert mentions(said, "configs/need.py ... sampling.n ... 'maxrl'")
-  for now in (
+  for after in (
     [1.0] * 40,  # none was lost
     [0.17] * 25 + [0.0] * 15,  # more are right within the interval alone
     [1.0] * 39 + [0.0],  # one prompt is within the interval: 2.5 +- 4.9 %
     [1.0],  # other prompts
   ):
-    assert inversion(before, curve_line(now)) is None
+    assert inversion(before, curve_line(after)) is None
   assert inversion(curve_line([0.1]), curve_line([1.0])) is None
 
 
@@ -481,3 +488,31 @@ def test_another_process_only_measures_and_is_told(files, wired, monkeypatch):
   recorder.sync()
   assert recorder.started and given == [None, None, 0.0]
   assert asked == [] == [*recorder.workdir.iterdir()]
+
+
+def test_the_time_is_that_of_the_world():
+  at = now()
+  assert len(at) == len("2026-01-31T12:00:00.000Z") and at.endswith("Z")
+  then = datetime.datetime.fromisoformat(at).timestamp()
+  assert abs(time.time() - then) < 60
+  assert this_process()["pid"] == os.getpid() and this_process()["host"]
+
+
+END = {"event": "end", "why": "no space"}
+
+
+@pytest.mark.parametrize(
+  "lines, said",
+  [
+    ([], None),
+    ([{"event": "phase"}, {"event": "warning", "why": "x"}], None),
+    ([{"event": "start"}], NO_WORD),
+    ([{"event": "start"}, END], "no space"),
+    ([{"event": "start"}, END, {"event": "warning", "why": "x"}], "no space"),
+    ([{"event": "start"}, END, {"event": "resume"}], NO_WORD),
+  ],
+)
+def test_the_last_word_of_a_process(tmp_path, lines, said):
+  path = tmp_path / "events.jsonl"
+  path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+  assert last_word(path) == said
