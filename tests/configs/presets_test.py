@@ -57,7 +57,7 @@ STATED = {
 }  # fmt: skip
 # Only those of a language model. A context of 16,384, and the root of samples.
 MODEL = {"prompt_tokens": 1_024, "max_new_tokens": 15_360, "lr": 1e-6}
-MODEL |= {"lr_samples": 8_192, "reset_every": 200}
+MODEL |= {"lr_samples": 8_192, "reset_every": 200, "code_s": (5.0, 5.0)}
 CHECKPOINT = {"checkpoint": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
 SCRIPT = {"truncated_factor": 0.1, "minibatches": 8, "kl_weight": 5e-4}
 SCRIPT |= {"dual_clip": 10.0, "boost": 0.1}
