@@ -33,13 +33,13 @@ HUB: Mapping[str, str] = {
   "math500": "HuggingFaceH4/MATH-500:test",
   "minerva": "math-ai/minervamath:test",
   "olympiadbench": "Hothan/OlympiadBench:OE_TO_maths_en_COMP",
-  "humanevalplus": "evalplus/humanevalplus:test",
+  "humanevalplus": "evalplus/humanevalplus:data/test",
   # Release 6 alone, problems of 2025; the older files have 4.3 GB more.
   "livecodebench": "livecodebench/code_generation_lite:test6",
   "prime": "PRIME-RL/Eurus-2-RL-Data:validation",
   "apps": "codeparrot/apps:test",
   "codecontests": "deepmind/code_contests:test",
-  "taco": "BAAI/TACO:test",
+  "taco": "BAAI/TACO:test/data",  # test-*.parquet of ALL/ are the same rows
   "codeforces": "open-r1/codeforces:verifiable/test",
   # Of a set with terms to accept; other files of it are .csv.
   "gpqa_diamond": "Idavidrein/gpqa:gpqa_diamond/train@refs/convert/parquet",
@@ -210,7 +210,9 @@ def packed_text(data: str, most: int = MOST_BYTES) -> str:
     if not unpack.eof:
       raise ValueError(f"more than {most:,} bytes, or cut short")
     texts = []
-    for code, value, _ in pickletools.genops(pickled):
+    for i, (code, value, _) in enumerate(pickletools.genops(pickled)):
+      if i == _MOST_OPERATIONS:
+        raise ValueError("a pickle of more than one text")
       if code.name in _TEXTS:
         texts.append(value)
       elif code.name not in _AROUND:
@@ -224,6 +226,7 @@ def packed_text(data: str, most: int = MOST_BYTES) -> str:
 
 
 _TEXTS = "UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8".split()
+_MOST_OPERATIONS = 16  # of a text: 5
 _AROUND = "PROTO FRAME PUT BINPUT LONG_BINPUT MEMOIZE STOP".split()
 
 

@@ -74,8 +74,9 @@ class Reward(Section):
   )
   length_tasks: tuple[str, ...] = setting(
     (),
-    "Tasks (a line's `source`) whose responses get a reward for their length; "
-    "(): all. The authors' script of ProRL v2 selects some, unknown which.",
+    "Tasks (a line's `source`) whose responses get these rewards and the "
+    "penalty on repetition; (): all. The authors' script of ProRL v2 selects "
+    "some, unknown which.",
     phased=True,
   )
   length_buffer: int = setting(

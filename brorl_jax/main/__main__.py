@@ -91,8 +91,9 @@ _MODE = flags.DEFINE_enum(
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
   "prints how much memory a run needs; no --workdir. prepare: writes public "
-  "sets, --set, as files to train on; no --config. simulate: the paper's "
-  "token simulator for several N. export: writes the policy of a run, "
+  "sets, --set, as files to train on, without prompts of the held-out files "
+  "of --config=suite:all if that is given. simulate: the paper's token "
+  "simulator for several N. export: writes the policy of a run, "
   "--config.policy.checkpoint=RUN, as a Hugging Face directory. report: "
   "compares runs and evaluations, one --workdir each; no --config. sample: a "
   "policy answers --prompt, --prompts or standard input; --workdir is a run, "
@@ -157,10 +158,10 @@ _FAST = flags.DEFINE_bool(
   "With --topology: decodes with two and three layers instead of all, leaves "
   "out evaluations and lets the compiler make less effort.",
 )
-_SET = flags.DEFINE_list(
+_SET = flags.DEFINE_multi_string(
   "set",
   [],
-  "--mode=prepare: sets of configs/public.py: deepscaler, eurus2, scp116k, "
+  "--mode=prepare: sets of configs/public.py: deepscaler,eurus2,scp116k,"
   "llama_nemotron_if; from the Hugging Face hub, or NAME=FILE_OR_FOLDER.",
 )
 _PAPER = flags.DEFINE_bool(
@@ -245,10 +246,10 @@ def check_flags() -> None:
       "--coordinator, --processes and --process_id are given together; or "
       "--distributed alone, where the cluster knows them"
     )
-  alone = mode in ("prepare", "report", "sample")
+  alone = mode in ("report", "sample")
   if alone and _CONFIG.value is not None:
     raise UserError(f"--config is not for --mode={mode}; leave it out")
-  if not alone and _CONFIG.value is None:
+  if not alone and _CONFIG.value is None and mode != "prepare":
     raise UserError("--config is missing; see --help")
   if mode == "prepare" and not _SET.value:
     raise UserError("--set is missing; see --help")
@@ -280,7 +281,7 @@ def checked_config() -> Config | None:
   """The config of the mode; raises UserError before jax is loaded."""
   if _MODE.value in ("train", "plan"):
     return settings.training(_CONFIG.value)
-  if _MODE.value in ("evaluate", "export"):
+  if _MODE.value in ("evaluate", "export", "prepare") and _CONFIG.value:
     return settings.typed(_CONFIG.value)
   return None
 
@@ -320,6 +321,10 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
 
     where = topology.named(_TOPOLOGY.value, fast=_FAST.value)
     plan.run(plan.resolved(c, where), where, fast=_FAST.value)
+  elif mode == "prepare":
+    from brorl_jax.main import prepare as sets
+
+    sets.run(",".join(_SET.value).split(","), workdir, c)
   elif c:
     from brorl_jax.main import export
 
@@ -329,10 +334,6 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
 
     how = {flag.name: flag.value for flag in _OF_MODE[mode]}
     sample.run(str(workdir) if _WORKDIR.value else "", **how)
-  elif mode == "prepare":
-    from brorl_jax.main import prepare as sets
-
-    sets.run(_SET.value, workdir)
   elif mode == "report":
     from brorl_jax.main import report
 

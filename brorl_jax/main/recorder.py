@@ -38,7 +38,7 @@ _LINE, _TEXT = 100, 4000
 # Events of a process are not repeated, so that a resume drops none. Those of
 # training (a phase, a reset, a skipped update) follow from the steps: they are
 # dropped with the lines of the steps that are computed again.
-_OF_PROCESS = "start resume config data warning workers end".split()
+OF_PROCESS = "start resume config data warning workers end".split()
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 
@@ -182,7 +182,7 @@ class Recorder:
     opened = functools.partial(lines.JsonLines, after=done, warn=self.warn)
     self._samples = opened(workdir / "samples.jsonl")
     self._visits = opened(workdir / "visits.jsonl")
-    of_process = lambda line: line.get("event") in _OF_PROCESS
+    of_process = lambda line: line.get("event") in OF_PROCESS
     self._events = opened(workdir / "events.jsonl", keep=of_process)
     self._curve = opened(workdir / "eval" / "curve.jsonl")
     self._records = opened(workdir / "eval" / "records.jsonl")

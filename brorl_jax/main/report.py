@@ -103,7 +103,7 @@ def _measured(run: LoadedRun) -> dict[str, Any]:
   data, domains = run.about.get("data") or {}, run.prompts.values()
   # Generated puzzles depend on these settings, the seed and their index.
   settings = tuple(f"data.families.{t}.settings." for t in run.generated)
-  fields = ["eval.temperature", "eval.top_p"]
+  fields = ["eval.temperature", "eval.top_p", "eval.max_new_tokens"]
   fields += sorted({f"data.domains.{d}.instruction" for d, _ in domains})
   fields += [name for name in sorted(run.config) if name.startswith(settings)]
   fields += ["version of reasoning-gym"] * bool(run.generated)

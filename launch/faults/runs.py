@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from brorl_jax.runs import events, intact
+from brorl_jax.main.recorder import OF_PROCESS
+from brorl_jax.runs import intact
 from launch.faults import zygote
 
 # Exit statuses, as launch/README.md has them; those of signals are negative.
@@ -163,7 +164,7 @@ def _differences(run: pathlib.Path, twin: pathlib.Path) -> Iterator[str]:
 
 def _untimed(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
   for line in every:
-    if line.get("event") not in events.OF_PROCESS:
+    if line.get("event") not in OF_PROCESS:
       yield {k: x for k, x in line.items() if not k.startswith(_TIMED)}
 
 

@@ -23,9 +23,12 @@ case "${1:-}" in
   -h | --help) exec sed -n '2,18s/^# \{0,1\}//p' "$0" ;;
 esac
 hours="${HOURS:-140}" preset="${PRESET:-1p5b}" suite="${SUITE:-suite:all}"
-[[ "$hours" =~ ^[0-9]*\.?[0-9]+$ ]] || fail "HOURS=$hours is not a number; give hours, such as HOURS=140"
+[[ "$hours" =~ ^[0-9]*\.?[0-9]+$ && "$hours" =~ [1-9] ]] ||
+  fail "HOURS=$hours is not a positive number; give hours, such as HOURS=140"
 model="${CHECKPOINT-nvidia/Nemotron-Research-Reasoning-Qwen-1.5B@v2}"
 data="${DATA-$PWD/data}" workdir="$(absolute "${WORKDIR:-$PWD/runs/paper}")"
+[[ ! -e "$model" ]] || model="$(absolute "$model")"
+[[ "$suite" != *,* ]] || suite="${suite%%,*},$(absolute "${suite#*,}")"
 trained=() evaluated=()
 while (($#)) && [[ "$1" != -- ]]; do
   trained+=("$1")
@@ -38,6 +41,7 @@ if [[ -n "$data" ]]; then
   data="$(absolute "$data")" files=""
   for file in "$data"/*.jsonl; do
     [[ -e "$file" ]] || fail "DATA=$data has no .jsonl file; make them: brorl --mode=prepare --set=deepscaler,eurus2,scp116k,llama_nemotron_if --workdir=$data; or DATA= for the preset's own"
+    [[ "$file" != *\'* ]] || fail "$file has an apostrophe; rename it"
     files+="'$file',"
   done
   trained=("--config.data.files=$files" --config.data.puzzles=True
@@ -65,7 +69,7 @@ PY
 
 # train NAME CONFIG: until its hours are over; a signal ends it like a run.
 train() {
-  local run="$workdir/$1" config="$2" pid status=0 enough="" step
+  local run="$workdir/$1" config="$2" pid status running=yes enough="" step
   read -r step enough < <(reached "$run")
   if [[ "$enough" == yes ]]; then
     say "$1 has had its $hours hours, at step $step"
@@ -87,10 +91,14 @@ train() {
       break
     fi
   done
-  # A trap ends a wait early.
-  while kill -0 "$pid" 2>/dev/null; do
+  # A trap ends a wait early, with a status above 128; of a process that has ended
+  # wait still knows the status.
+  status=128
+  while ((status >= 128)); do
+    kill -0 "$pid" 2>/dev/null || running=""
     status=0
     wait "$pid" || status=$?
+    [[ -n "$running" ]] || break
   done
   trap - TERM HUP INT
   if ((status)) && [[ "$status" != 75 || "$enough" != yes ]]; then
@@ -107,9 +115,9 @@ evaluate() {
 }
 
 folders=("--workdir=$workdir/n16" "--workdir=$workdir/n512")
+evaluate start "$model" # first: its sets must be there after the training too
 train n16 "n16:$preset"
 train n512 "n512:$preset"
-evaluate start "$model"
 for name in n16 n512; do
   read -r step _ < <(reached "$workdir/$name")
   evaluate "$name-step-$step" "$workdir/$name/checkpoints/$step"

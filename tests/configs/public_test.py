@@ -45,6 +45,8 @@ def writes(*instructions):
       code(ADD | FUNCTION, source="eurus2-apps-x")),
     ("eurus2", eurus("code", WRAPPED | FUNCTION),
       code({"inputs": [[1], [2]], "outputs": [3, [4]]} | FUNCTION)),
+    ("eurus2", eurus("code", WRAPPED | FUNCTION | {"outputs": ["[3]", "[]"]}),
+      code({"inputs": [[1], [2]], "outputs": [[3], []]} | FUNCTION)),
     ("eurus2", eurus("math", "42"), "mathematics, which is eurus2_math"),
     ("eurus2", eurus("chat", "42"), "ability is neither math nor code"),
     ("eurus2", eurus("code", "[" * 100_000), "the tests are not JSON"),

@@ -8,6 +8,8 @@ from brorl_jax.data.dataset import (
   refuse_overlap,
   split,
   trained_on,
+  without,
+  worded,
 )
 from brorl_jax.data.files import Place
 from brorl_jax.verdicts import gym
@@ -28,6 +30,13 @@ def data(*examples, file="a.jsonl", skipped=()):
 
 HELD = (31, 1287, 1371, 1537, 1865, 1944, 2196, 2729)
 MANY = data(*(example(f"q-{i}", f"How much is {i} + 5?") for i in range(3_000)))
+
+
+def test_prompts_that_are_left_out_join_the_bad_records():
+  every = data(example("a", "A b."), example("b", "c"), skipped=["bad"])
+  left = without(every, {worded(example("x", "a  B."))})
+  assert [e.id for e in left.examples] == ["b"] and len(left.places) == 1
+  assert left.skipped[0] == "bad" and "a.jsonl, line 1" in str(left.skipped[1])
 
 
 @pytest.mark.parametrize("one_in", [2, 10, 20])

@@ -89,6 +89,7 @@ def test_files_of_their_own_form(tmp_path, monkeypatch):
   "text, says",
   [
     ("a.json=prompt:q", "'a.json' is no entry ... did you mean a.jsonl?"),
+    ("base=prompt:q", "'base' is no entry ... use one of a.jsonl, b"),
     ("other=x:y=prompt:q", "'other=x:y' is no entry ... use one of a.jsonl, b"),
     ("prompt:q;answer:a", "all other files: 'prompt:q' and 'answer:a' ... one"),
     ("b=prompt:q;b=prompt:r", "b: 'prompt:q' and 'b=prompt:r' are given"),

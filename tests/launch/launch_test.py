@@ -44,6 +44,49 @@ def test_the_readme_names_every_file():
   assert {name for name in files if f"]({name})" not in text} == set()
 
 
+BRORL = """TIMES = ("checkpoint", "compile", "step")
+import json, pathlib, signal, sys, time
+
+flags = dict(f[2:].split("=", 1) for f in sys.argv[3:] if "=" in f)
+run, here = pathlib.Path(flags["workdir"]), pathlib.Path(__file__).parent
+with open(here / "calls", "a") as f:
+  print(flags.get("mode", "train"), run.name, file=f)
+if "mode" not in flags:
+  if (here / "fails").exists():
+    sys.exit(2)
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+  run.mkdir(parents=True)
+  step = {f"time/{name}_s": 9 * (name == "step") for name in TIMES}
+  (run / "metrics.jsonl").write_text(json.dumps(step | {"step": 1}) + "\\n")
+  time.sleep(60)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("fails", [False, True])
+def test_compare_ends_both_arms_or_with_the_status_of_one(tmp_path, fails):
+  brorl = program(tmp_path / "bin" / "brorl", BRORL)
+  (tmp_path / "bin" / "fails").touch() if fails else None
+  python = tmp_path / "bin" / "python"
+  python.write_text(
+    f'#!/bin/bash\n[[ "$2" != brorl_jax.main ]] || exec "{brorl}" "$@"\n'
+    f'exec "{sys.executable}" "$@"\n'
+  )
+  python.chmod(0o755)
+  stamps = tmp_path / ".brorl_jax.stamps"
+  stamped = f"source {LAUNCH}/environment.sh; python={python}; mkdir {stamps}"
+  stamped += f"; stamp requirements.txt >{stamps}/requirements.txt"
+  assert ran("bash", "-c", stamped).returncode == 0
+  env = {"VENV": f"{tmp_path}", "WORKDIR": f"{tmp_path}/w", "HOURS": ".002"}
+  env = os.environ | env | {"DATA": ""}
+  done = ran("bash", LAUNCH / "paper" / "compare.sh", env=env)
+  assert done.returncode == 2 * fails, done.stderr
+  calls = (brorl.parent / "calls").read_text().splitlines()
+  every = "evaluate start,train n16,train n512,evaluate n16-step-1,"
+  every = f"{every}evaluate n512-step-1,report n512-step-1".split(",")
+  assert calls == every[: 2 if fails else None]
+
+
 WRITE = """
 import json, os, pathlib, sys
 

@@ -1,7 +1,6 @@
 """launch/bench/roofline: programs counted by hand, products, a made-up run."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -273,23 +272,3 @@ def test_a_loop_over_tokens_is_counted_by_token():
   assert found["decode"] == Launched(
     34, -(-33 // steps), {GATHER: -(-16 // steps)}
   )
-
-
-def test_what_is_printed(capsys):
-  large = Collective("all-gather", 3 * 2**20, 8)
-  job, where = made.run(), made.topology()
-  found = {"gradient": Launched(7, None, {large: 512, GATHER: 9})}
-  found["decode"] = Launched(90, 41, {})
-  command.show(job, where, found, SPEED)
-  lines = capsys.readouterr().out.splitlines()
-  said = "\n".join(" ".join(line.split()) for line in lines)
-  assert "gradient all-gather 3.0 MiB x 512 over 8 = 1.50 GiB" in said
-  assert "gradient 7\ndecode 41 per token" in said and said.count("MiB x") == 1
-  assert "a step of 96 rollouts of 6 tokens: " in said
-  read = json.loads(lines[-1])
-  assert [p["name"] for p in read["parts"]] == ["decode", "gradient"]
-  assert read["programs"][0]["messages"][0] == {
-    "kind": "all-gather", "size_bytes": 3 * 2**20, "group": 8, "count": 512,
-  }  # fmt: skip
-  command.show(job, where, found, None)
-  assert "time\n" not in capsys.readouterr().out

@@ -611,10 +611,10 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
 def test_a_run_that_read_by_a_function_and_dropped_prompts(tmp_path):
   mine, path = tmp_path / "mine.py", tmp_path / "a.jsonl"
   mine.write_text('def row(r): return {"prompt": r["q"], "answer": "4"}')
-  made.dump(path, [{"q": f"{i} + 1 = ?"} for i in range(9)])
+  made.dump(path, [{"q": f"{i} + 1 = x?"} for i in range(9)])
   rows = lambda *numbers: made.dump(
     tmp_path / "b.jsonl",
-    [{"prompt": f"{i} +1 = ?", "answer": "4"} for i in numbers],
+    [{"prompt": f"{i} +1 = X?", "answer": "4"} for i in numbers],
   )
   rows(3, 50)
   changes = {"data.files": (str(path),), "data.drop_overlap": True}

@@ -8,10 +8,11 @@ import published_sets
 import pytest
 from messages import mentions, refuses
 
+from brorl_jax.configs import base
 from brorl_jax.configs.public import SETS
 from brorl_jax.data import dataset, files
 from brorl_jax.errors import UserError
-from brorl_jax.main import prepare
+from brorl_jax.main import prepare, settings
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.verdicts.domains import DOMAINS
 
@@ -105,3 +106,17 @@ def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
   output = str(tmp_path / "data" / "eurus2.jsonl")
   [example] = dataset.read(output, domains=DOMAINS).examples
   assert example.question == "Number 1?" and example.id == "eurus2/1"
+
+
+def test_held_out_prompts_and_long_rows_are_dropped(tmp_path, capsys):
+  tests = [{"inputs": [x], "outputs": ["1"]} for x in ("1", "2", "3" * 10**6)]
+  held = {"domain": "code", "prompt": "number 0 ?", "tests": tests[0]}
+  rows = [published_sets.eurus("code", x, "Number 0?") for x in tests[:1]]
+  rows += [published_sets.eurus("code", x, f"Like {x}?"[:30]) for x in tests]
+  path = published_sets.written(tmp_path / "a.json", rows)
+  c = base.get_config()
+  c.data.heldout_files = (published_sets.written(tmp_path / "h.jsonl", [held]),)
+  prepare.run([f"eurus2={path}"], tmp_path / "data", settings.typed(c))
+  said = capsys.readouterr().out
+  assert "2 kept, 2 dropped" in said and "1: also a held-out" in said
+  assert "row 4: longer than 1,000,000 bytes" in said

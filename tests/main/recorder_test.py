@@ -2,11 +2,8 @@
 
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import json
-import os
-import time
 from types import SimpleNamespace
 
 import jax
@@ -21,7 +18,6 @@ from brorl_jax.main.recorder import (
   Recorder,
   inversion,
   last_word,
-  now,
   pair,
   records_of_step,
   samples,
@@ -488,14 +484,6 @@ def test_another_process_only_measures_and_is_told(files, wired, monkeypatch):
   recorder.sync()
   assert recorder.started and given == [None, None, 0.0]
   assert asked == [] == [*recorder.workdir.iterdir()]
-
-
-def test_the_time_is_that_of_the_world():
-  at = now()
-  assert len(at) == len("2026-01-31T12:00:00.000Z") and at.endswith("Z")
-  then = datetime.datetime.fromisoformat(at).timestamp()
-  assert abs(time.time() - then) < 60
-  assert this_process()["pid"] == os.getpid() and this_process()["host"]
 
 
 END = {"event": "end", "why": "no space"}

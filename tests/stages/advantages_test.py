@@ -100,6 +100,7 @@ REPEATS = {"repeat_penalty": 0.25, "repeat_ngram": 1}
     (REPEATS, True, [0.0, 0.0, -0.5, -0.5]),
     (REPEATS, False, [0.0, 0.0, 0.0, 0.0]),
     (REPEATS | REPLACE, True, [0.0, -0.5, -1.0, -1.0]),
+    (REPEATS | {"length_tasks": ("b",)}, True, [0.0, 0.0, 0.0, 0.0]),
     (REPEATS | {"repeat_ngram": 4}, True, [0.0, 0.0, 0.0, 0.0]),
   ],
   ids=str,
