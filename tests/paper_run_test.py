@@ -9,12 +9,12 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import published_sets
 import pytest
 import saved_models
+from launchers import lines, ran
 
 from brorl_jax.model import huggingface
 
@@ -33,18 +33,15 @@ def brorl(tmp_path):
   model = kept / "snapshots" / ("0" * 40)
   (kept / "refs").mkdir(parents=True)
   (kept / "refs" / V2).write_text(model.name)
-  others = shutil.ignore_patterns("hard", "steps")
-  shutil.copytree(huggingface.ASSETS, model, ignore=others)
+  shutil.copytree(huggingface.ASSETS, model)
   saved_models.edit(model, num_hidden_layers=2, max_position_embeddings=131072)
   third = lambda t: [t.pop(name) for name in [*t] if ".layers.2." in name]
   saved_models.rewrite(model, third)
   env = {"HF_HUB_CACHE": f"{tmp_path}/hub", "HF_HUB_OFFLINE": "1"}
 
   def brorl(*flags):
-    done = subprocess.run(
-      [sys.executable, "-m", "brorl_jax.main", *flags],
-      cwd=tmp_path, env=os.environ | env, capture_output=True, text=True,
-    )  # fmt: skip
+    how = {"cwd": tmp_path, "env": os.environ | env, "timeout": 1800}
+    done = ran(sys.executable, "-m", "brorl_jax.main", *flags, **how)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -63,8 +60,7 @@ def test_the_paper_from_its_sets_to_its_tables(tmp_path, brorl):
     config = [f"--config=n{n}:1p5b", f"--config.data.files={data}", *SMALL]
     config += [f"--config.sampling.samples={8 * n}", f"--workdir=runs/n{n}"]
     brorl(*config, "--config.eval.max_new_tokens=16")
-    metrics = (tmp_path / "runs" / f"n{n}" / "metrics.jsonl").read_text()
-    steps = [json.loads(line) for line in metrics.splitlines()]
+    steps = lines(tmp_path / "runs" / f"n{n}" / "metrics.jsonl")
     assert [s["data/samples_total"] for s in steps] == [8 * n, 2 * 8 * n]
     tasks = " ".join(
       key for step in steps for key in step if "/by_task/" in key

@@ -17,6 +17,7 @@ import numpy as np
 from brorl_jax.errors import UserError
 from brorl_jax.report import compare, stats
 from brorl_jax.report.load_runs import Json, LoadedRun
+from brorl_jax.verdicts.base import MADE
 
 Scores = Mapping[str, tuple[np.ndarray, ...]]  # task -> the same prompts twice
 
@@ -104,8 +105,8 @@ def _row(arm: Arm, families: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         scores = 100 * one["mean_score"], 100 * one["pass_at_k"]["1"]
         out["tasks"][name] = {"score": scores[0], "strict": scores[1]}
         out["tasks"][name] |= {"tokens": one["tokens_mean"]}
-  gym = [x[4:] for x in out["tasks"] if x.startswith("gym/")]  # of 96
-  for family, of in {**families, "gym": gym}.items():
+  gym = [x.partition("/")[2] for x in out["tasks"] if x.startswith(f"{MADE}/")]
+  for family, of in {**families, MADE: gym}.items():  # gym: of 96
     some = [x for t in of if (x := out["tasks"].get(f"{family}/{t}"))]
     if some:
       mean = {k: float(np.mean([x[k] for x in some])) for k in some[0]}
