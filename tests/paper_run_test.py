@@ -2,7 +2,7 @@
 
 Two steps of the paper's run with a policy of two layers, a cache of the hub
 that holds it, and rows of each set in their published columns. Responses are
-cut to 16 tokens, and steps to 8 prompts, all of them kept: none is solved.
+cut to 24 tokens, and steps to 8 prompts, all of them kept: none is solved.
 """
 
 import json
@@ -21,7 +21,7 @@ from brorl_jax.model import huggingface
 NAME, V2 = "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B", "v2"
 ROWS = pathlib.Path(__file__).parent / "configs" / "suite_test.json"
 SMALL = """--config.run.steps=2 --config.run.save_every=2 --config.eval.every=2
-  --config.sampling.max_new_tokens=16
+  --config.sampling.max_new_tokens=24
   --config.filter.keep=all --config.eval.prompts=1 --config.eval.n=2
   --config.data.puzzles=True --config.data.skip_bad=True""".split()
 
@@ -59,7 +59,7 @@ def test_the_paper_from_its_sets_to_its_tables(tmp_path, brorl):
   for n in (16, 512):
     config = [f"--config=n{n}:1p5b", f"--config.data.files={data}", *SMALL]
     config += [f"--config.sampling.samples={8 * n}", f"--workdir=runs/n{n}"]
-    brorl(*config, "--config.eval.max_new_tokens=16")
+    brorl(*config, "--config.eval.max_new_tokens=24")
     steps = lines(tmp_path / "runs" / f"n{n}" / "metrics.jsonl")
     assert [s["data/samples_total"] for s in steps] == [8 * n, 2 * 8 * n]
     tasks = " ".join(
@@ -75,8 +75,9 @@ def test_the_paper_from_its_sets_to_its_tables(tmp_path, brorl):
   folders = ["--workdir=runs/n16", "--workdir=runs/n512"]
   for at in ("runs/n16", "runs/n512", f"{NAME}@{V2}"):
     folders.append(f"--workdir=evals/{at[-4:]}")
-    how = (f"--config.policy.checkpoint={at}", "--config.eval.n=2", folders[-1])
-    brorl("--mode=evaluate", every, *how, "--config.eval.max_new_tokens=16")
+    how = [f"--config.policy.checkpoint={at}", "--config.eval.n=2", folders[-1]]
+    how += ["--config.data.prompt_tokens=1024"]
+    brorl("--mode=evaluate", every, *how, "--config.eval.max_new_tokens=24")
   tables = brorl("--mode=report", "--paper", *folders)
   for said in "aime24 livecodebench ifeval BroRL ProRL RLVE JustRL".split():
     assert said in tables
