@@ -19,9 +19,10 @@ from launchers import ran
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.main import export
+from brorl_jax.main.recorder import OF_PROCESS
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
-from brorl_jax.runs import events, intact, metrics
+from brorl_jax.runs import intact, metrics
 
 # A whole run at a desk is that of documents_test.
 pytestmark = pytest.mark.ci
@@ -99,7 +100,7 @@ def numbers(workdir):
     name: [
       keep(line)
       for line in metrics.read_lines(workdir / name)
-      if line.get("event") not in events.OF_PROCESS
+      if line.get("event") not in OF_PROCESS
     ]
     for name in files
   }

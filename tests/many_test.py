@@ -21,8 +21,8 @@ import safetensors.numpy
 from launchers import lines
 
 from brorl_jax.main import export
+from brorl_jax.main.recorder import last_word
 from brorl_jax.many import processes
-from brorl_jax.runs import events
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = 4  # of all processes together
@@ -392,5 +392,5 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
         line,
       )
       if victim == 1 and (story := workdir / "events.jsonl").exists():
-        assert events.last_word(story) == line.removeprefix("error: ")
+        assert last_word(story) == line.removeprefix("error: ")
   assert exact(trained(site, workdir, 2, THREE)) == undisturbed.numbers

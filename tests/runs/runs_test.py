@@ -23,8 +23,9 @@ from train_test import State, bandit
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.main import train as train_command
+from brorl_jax.main.recorder import NO_WORD, OF_PROCESS
 from brorl_jax.plan import resolve
-from brorl_jax.runs import checkpoints, events, folder, lines
+from brorl_jax.runs import checkpoints, folder, lines
 from brorl_jax.stages.examples import Examples
 from brorl_jax.verdicts.base import Example
 
@@ -132,7 +133,7 @@ class Run:
   def all(self):
     said = {name: self.lines(name) for name in EVERY}
     said["events.jsonl"] = [
-      e for e in said["events.jsonl"] if e["event"] not in events.OF_PROCESS
+      e for e in said["events.jsonl"] if e["event"] not in OF_PROCESS
     ]
     return said, self.record(self.steps()[-1])
 
@@ -731,7 +732,7 @@ def test_events_of_processes_stay_and_those_of_training_are_written_again(new):
     *((step, reset) for step in (4, 5, 6, 7)), (7, "end"),
   ]  # fmt: skip
   (resume,) = [e for e in new.lines("events.jsonl") if e["event"] == "resume"]
-  assert (resume["again"], resume["after"]) == (2, events.NO_WORD)
+  assert (resume["again"], resume["after"]) == (2, NO_WORD)
 
 
 # ------------------------------------------------------------------ the start
