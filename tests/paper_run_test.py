@@ -1,8 +1,8 @@
 """The commands of launch/paper/README.md in an empty folder, on stand-ins.
 
 Two steps of the paper's run with a policy of two layers, a cache of the hub
-that holds it, and rows of each set in their published columns. Responses are
-cut to 16 tokens, in evaluations to 24, and steps to 8 prompts, all of them kept: none is solved.
+that holds it, and rows of each set in their published columns. Responses have
+16 tokens, 24 in evaluations, and steps 8 prompts, which are all kept.
 """
 
 import json
