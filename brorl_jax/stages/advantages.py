@@ -59,9 +59,9 @@ def shaped(
     over = length_penalty.overlong(length, limit=limit, buffer=c.length_buffer)
     added = high + (high - low) * over
   if c.repeat_penalty and active:  # by prompt, as sorting takes memory
-    for p, of in enumerate(zip(rollouts.tokens, rollouts.mask, strict=True)):
-      repeats = length_penalty.repeats(*of, size=c.repeat_ngram)
-      added = added.at[p].add(-c.repeat_penalty * repeats)
+    each = zip(rollouts.tokens, rollouts.mask, strict=True)
+    count = functools.partial(length_penalty.repeats, size=c.repeat_ngram)
+    added -= c.repeat_penalty * jnp.stack([count(*of) for of in each])
   if c.length_tasks:
     chosen = [row[0].task in c.length_tasks for row in groups.scores.responses]
     added = jnp.where(jnp.array(chosen)[:, None], added, 0.0)
