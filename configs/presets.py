@@ -4,10 +4,11 @@
           it gives once in 30 to 1,000 times
   steps   the embedded policy that writes its steps, on puzzles that need them
   tiny    the embedded policy that answers at once; all defaults of base.py
+  smollm2 a language model of 135 million parameters on arithmetic, for a laptop
   1p5b, 8b
 
 Not an experiment: n512.py:1p5b and n16.py:8b name a preset. A preset does not
-change N; `hard` and `steps` change the samples of the config.
+change N; `hard`, `steps` and `smollm2` change the samples of the config.
 
 Comments say where a value of a language model is from:
 
@@ -27,8 +28,9 @@ from brorl_jax import config
 from brorl_jax.configs.dials import DIALS
 from brorl_jax.verdicts.base import MADE
 
-HARD = pathlib.Path(config.__file__).parents[1] / "assets" / "hard"
-NAMES = ("hard", "steps", "tiny", "1p5b", "8b")
+ASSETS = pathlib.Path(config.__file__).parents[1] / "assets"
+HARD, ARITHMETIC = ASSETS / "hard", ASSETS / "arithmetic"
+NAMES = ("hard", "steps", "tiny", "smollm2", "1p5b", "8b")
 PRORL_STARTS_FROM = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"  # stated
 # Thousands of prompts in each of the paper's five sets, stated: 29, 18, 18, 27
 # and 7 %. How they are mixed is unknown.
@@ -47,6 +49,8 @@ def apply(c: Any, name: str) -> None:
     _hard(c)
   elif name == "steps":
     _steps(c)
+  elif name == "smollm2":
+    _smollm2(c)
   elif name != "tiny":
     _language_model(c)
   if name == "1p5b":
@@ -115,6 +119,36 @@ def _steps(c: Any) -> None:
   c.optim.warmup = 2  # a run has 22 updates
   c.theory.prompts = 0
   c.eval.prompts = 20
+
+
+def _smollm2(c: Any) -> None:
+  c.policy.checkpoint = "HuggingFaceTB/SmolLM2-135M-Instruct"
+  c.data.files = (str(ARITHMETIC / "train.jsonl"),)
+  c.data.heldout_files = (str(ARITHMETIC / "heldout.jsonl"),)
+  c.reward.verifier = ("brorl_jax.configs.arithmetic:score",)
+  c.data.prompt_tokens, c.sampling.max_new_tokens = 80, 12
+  # 4 prompts x 512, 128 x 16, and 8 by need, which takes a third of it.
+  c.sampling.samples = 8 * 512 if c.sampling.rounds else 4 * 512
+  # At 1 the weights, which once were rounded to four bits, write noise.
+  c.sampling.temperature = 0.6
+  c.sampling.in_flight = 0
+  c.sampling.slots = min(c.sampling.n, 128)
+  c.sampling.lanes = 128 // c.sampling.slots
+  c.advantage.kind = "maxrl"
+  c.optim.lr = 2e-5
+  c.optim.minibatches = 1
+  c.optim.warmup = 2
+  # A microbatch reads 538 MB of weights: with 8 rows an update took twice as
+  # long.
+  c.optim.rows, c.optim.blocks = 64, 0
+  c.devices.remat = "nothing"
+  c.reference.kl_weight = 0.0
+  c.theory.prompts = 0
+  c.run.steps = 16
+  c.eval.temperature, c.eval.top_p, c.eval.prompts = 0.6, 1.0, 16
+  c.eval.every = c.run.save_every = 4
+  c.run.keep_checkpoints = 2  # of 1.6 GB
+  c.guard.entropy_low = 0.0  # one answer is right
 
 
 def _language_model(c: Any) -> None:

@@ -87,7 +87,8 @@ def values(c, fields) -> dict:
     (of, preset)
     for of in FILES
     for preset in presets.NAMES
-    if preset != "hard" and (of, preset) != (prorl_v1, "steps")
+    if preset not in ("hard", "smollm2")
+    if (of, preset) != (prorl_v1, "steps")
   ],
   ids=lambda x: getattr(x, "__name__", x),
 )
@@ -187,8 +188,10 @@ def test_by_need_is_n512_in_rounds_with_advantages_that_weigh_by_counts():
 
 def test_only_what_tells_them_apart_differs_between_the_arms():
   fields = lambda c: config.flat(c.to_dict())
+  together = {"sampling.slots", "sampling.lanes"}  # as many decode
   own = {
-    "steps": {"sampling.slots", "sampling.lanes"},  # as many decode together
+    "steps": together,
+    "smollm2": together,
     "hard": {"optim.lr", "run.steps", *SHOWN},  # each at its best
   }
   for preset in presets.NAMES:
@@ -202,7 +205,7 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
     rate = {"optim.lr"} if preset == "steps" else set()
     differ = {k for k in few if few[k] != control[k]}
     assert differ <= allowed | rate | {"optim.minibatches"}
-    same = preset in ("hard", "tiny", "steps")
+    same = preset in ("hard", "tiny", "steps", "smollm2")
     assert (few["optim.minibatches"] == control["optim.minibatches"]) == same
 
 
