@@ -72,11 +72,8 @@ class DataConfig(Section):
   )
   skip_bad: bool = setting(
     False,
-    "Skip invalid lines and prompts above prompt_tokens, and count them, "
-    "instead of stopping.",
-  )
-  drop_overlap: bool = setting(
-    False, "Leave out, and count, training prompts that heldout_files have."
+    "Skip, and count, invalid lines, prompts above prompt_tokens and training "
+    "prompts that heldout_files have, instead of stopping.",
   )
   prompt_tokens: int = setting(
     40,

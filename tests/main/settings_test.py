@@ -52,7 +52,7 @@ GOOD = [
   {"truncated_factor": 0.0, "mask_truncated": True},
   {"length": "cosine", "length_range": (0, 0), "length_steps": (1, 0)},
   {"length": "replace", "length_range": (0.0, 0.5), "dual_clip": 1.1},
-  {"length": "overlong", "length_buffer": 6, "repeat_penalty": 1.0},
+  {"length": "overlong", "length_buffer": 6, "repeat_penalty": (1, 1)},
   {"length_buffer": 7, "length_tasks": ("a",)},  # off: not read
   {"reset_to": "best", "reset_every": 10},
   {"reset_to": "best", "eval_every": 20, "reset_every": 0, "reset_stalled": 1},
@@ -75,14 +75,13 @@ def test_accepts_the_edge_of_what_works(changes):
 
 COUNTS = """steps samples max_oversampling prompt_tokens max_new_tokens
   minibatches save_every keep_checkpoints eval_every eval_n
-  mesh_data mesh_tensor mesh_expert stop_right repeat_ngram
-  length_buffer""".split()
+  mesh_data mesh_tensor mesh_expert stop_right length_buffer""".split()
 NOT_NEGATIVE = """guard.kl guard.end_after kl_weight warmup
   lr_samples weight_decay boost entropy_weight""".split()
 OR_ZERO = """optim.spike slots lanes memory_bytes in_flight rows blocks
   run.max_samples theory_prompts reset_every reset_stalled eval_prompts
   eval_max_new_tokens""".split()
-POSITIVE = """temperature clip_high lr eps max_grad_norm
+POSITIVE = """temperature clip_high lr max_grad_norm
   reward.timeout_s""".split()
 FLOATS = "guard.kl kl_weight weight_decay boost entropy_weight optim.spike"
 negative = lambda name: -1.0 if name in FLOATS.split() else -1
@@ -100,7 +99,11 @@ ALONE: list[tuple[str, dict]] = [
     for betas in ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, "1"))
   ),
   ("0 to 1", {"guard.truncated": -1.0, "guard.score_drop": -1.0}),
-  ("between 0 and 1", {"truncated_factor": 1.5, "repeat_penalty": 1.1}),
+  ("between 0 and 1", {"truncated_factor": 1.5}),
+  *(
+    ("between 0 and 1, tokens of an n-gram", {"repeat_penalty": given})
+    for given in ((1.1, 40), (-0.1, 40), (0.1, 0), (0.1, 4.0), ("0", 4), (0.1,))
+  ),
   *(
     ("two ascending numbers of at most 1e6 in size", {"length_range": ends})
     for ends in ((), (0.5,), (0.5, 0.4), (0.0, 1e7), (-1e39, 0.0), (0.0, "1"))
@@ -174,7 +177,7 @@ BAD += [  # with other fields
   ),
   ("advantage", {"advantage": "pass_at_k:129"}, "at most n / 4 = 128"),
   ("advantage", {"advantage": "maxrl", "length": "cosine"}, LENGTH),
-  ("advantage", {"advantage": "maxrl", "repeat_penalty": 0.1}, LENGTH),
+  ("advantage", {"advantage": "maxrl", "repeat_penalty": (0.1, 40)}, LENGTH),
   *(
     (field, {"reset_to": "best", **how}, must)
     for field, how, must in (
