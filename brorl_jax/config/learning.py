@@ -72,13 +72,6 @@ class Reward(Section):
     source="stated",
     phased=True,
   )
-  length_tasks: tuple[str, ...] = setting(
-    (),
-    "Tasks (a line's `source`) whose responses get these rewards and the "
-    "penalty on repetition; (): all. The authors' script of ProRL v2 selects "
-    "some, unknown which.",
-    phased=True,
-  )
   length_buffer: int = setting(
     2,
     "Tokens over which 'overlong' falls; DAPO has 4,096 of 20,480.",
@@ -120,8 +113,6 @@ class Reward(Section):
     good = good and 0.0 <= given[0] <= 1.0
     must = "(a number between 0 and 1, tokens of an n-gram) such as (0.001, 40)"
     yield "repeat_penalty", good, must
-    good = all(isinstance(x, str) for x in self.length_tasks)
-    yield "length_tasks", good, "names of tasks"
     steps = self.length_steps
     good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0

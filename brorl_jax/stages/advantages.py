@@ -63,9 +63,6 @@ def shaped(
     each = zip(rollouts.tokens, rollouts.mask, strict=True)
     count = functools.partial(length_penalty.repeats, size=ngram)
     added -= penalty * jnp.stack([count(*of) for of in each])
-  if c.length_tasks:
-    chosen = [row[0].task in c.length_tasks for row in groups.scores.responses]
-    added = jnp.where(jnp.array(chosen)[:, None], added, 0.0)
   return reward * factor + added, added
 
 

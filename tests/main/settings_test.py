@@ -53,7 +53,7 @@ GOOD = [
   {"length": "cosine", "length_range": (0, 0), "length_steps": (1, 0)},
   {"length": "replace", "length_range": (0.0, 0.5), "dual_clip": 1.1},
   {"length": "overlong", "length_buffer": 6, "repeat_penalty": (1, 1)},
-  {"length_buffer": 7, "length_tasks": ("a",)},  # off: not read
+  {"length_buffer": 7},  # off: not read
   {"reset_to": "best", "reset_every": 10},
   {"reset_to": "best", "eval_every": 20, "reset_every": 0, "reset_stalled": 1},
   {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
@@ -109,7 +109,6 @@ ALONE: list[tuple[str, dict]] = [
     for ends in ((), (0.5,), (0.5, 0.4), (0.0, 1e7), (-1e39, 0.0), (0.0, "1"))
   ),
   ("above 1 ... or 0, no bound", {"dual_clip": 1.0, "loss.dual_clip": -10.0}),
-  ("names of tasks", {"length_tasks": (3,)}),
   ("one of , cosine, replace, overlong", {"length": "linear"}),
   ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
   ("above 0 and at most 1", {"clip_low": 1.1}),

@@ -89,8 +89,6 @@ REPEATS = {"repeat_penalty": (0.25, 1)}
     (COSINE, True, [-0.5, 0.0, -1.0, 0.0]),
     (COSINE, False, [0.0, 0.0, 0.0, 0.0]),
     (COSINE | {"length_range": (0.0, 1.0)}, True, [0.5, 0.0, 0.0, 0.0]),
-    (COSINE | {"length_tasks": ("some", "b")}, True, [-0.5, 0.0, -1.0, 0.0]),
-    (COSINE | {"length_tasks": ("b",)}, True, [0.0, 0.0, 0.0, 0.0]),
     (OVERLONG, False, [0.0, 0.0, -0.5, -0.5]),
     (OVERLONG | {"length_buffer": 4}, True, [-0.25, -0.25, -0.5, -0.5]),
     # Right: halfway from 1.5 to .5, and .5. Wrong, as a half is: halfway from
@@ -100,7 +98,6 @@ REPEATS = {"repeat_penalty": (0.25, 1)}
     (REPEATS, True, [0.0, 0.0, -0.5, -0.5]),
     (REPEATS, False, [0.0, 0.0, 0.0, 0.0]),
     (REPEATS | REPLACE, True, [0.0, -0.5, -1.0, -1.0]),
-    (REPEATS | {"length_tasks": ("b",)}, True, [0.0, 0.0, 0.0, 0.0]),
     ({"repeat_penalty": (0.25, 4)}, True, [0.0, 0.0, 0.0, 0.0]),
   ],
   ids=str,
