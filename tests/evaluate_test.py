@@ -73,13 +73,9 @@ class Table:
 
 def evaluated(table, examples, **kwargs):
   return evaluate.evaluate(
-    "params",
-    examples,
-    rollouts=table.rollouts,
-    score_responses=table.score_responses,
-    texts=table.texts,
-    **kwargs,
-  )
+    "params", examples, rollouts=table.rollouts,
+    score_responses=table.score_responses, texts=table.texts, **kwargs,
+  )  # fmt: skip
 
 
 def run(chunk, first=0):
@@ -164,21 +160,14 @@ def prompt(name, statuses, *, domain="gym", answers=None, **fields):
   word = {"p": "pass", "f": "fail", "i": "invalid"}
   return [
     {
-      "id": name,
-      "domain": domain,
-      "task": name.split("/")[0],
-      "sample": n,
-      "tokens": 2 + n,
-      "truncated": n == 0,
-      "score": float(s == "p"),
-      "pass": s == "p",
-      "status": word[s],
+      "id": name, "domain": domain, "task": name.split("/")[0], "sample": n,
+      "tokens": 2 + n, "truncated": n == 0, "score": float(s == "p"),
+      "pass": s == "p", "status": word[s],
       "reason": "broken: x" if s == "i" else "",
-      "answer": answers[n] if answers else s,
-      **fields,
+      "answer": answers[n] if answers else s, **fields,
     }
     for n, s in enumerate(statuses)
-  ]
+  ]  # fmt: skip
 
 
 def all_of(records):

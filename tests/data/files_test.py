@@ -172,12 +172,10 @@ def hub(tmp_path, monkeypatch):
 
 
 GSM8K = [
-  "README.md",
-  "main/test-00000-of-00001.parquet",
-  "main/train-00000-of-00001.parquet",
-  "socratic/test-00000-of-00001.parquet",
+  "README.md", "main/test-00000-of-00001.parquet",
+  "main/train-00000-of-00001.parquet", "socratic/test-00000-of-00001.parquet",
   "socratic/train-00000-of-00001.parquet",
-]
+]  # fmt: skip
 
 
 def below(found):

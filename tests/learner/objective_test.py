@@ -130,14 +130,9 @@ def test_terms_of_the_loss_equal_the_plain_form(changes, old):
       assert (weight != seen).any() and (weight == seen).any()
       weight = jnp.asarray(weight[:, 0] if by else weight)
     mean, _ = policy_loss(
-      objective.loss,
-      logp,
-      before,
-      flat(advantage),
-      mask,
-      correction=weight,
+      objective.loss, logp, before, flat(advantage), mask, correction=weight,
       **{name: getattr(objective, name) for name in objective.loss.options},
-    )
+    )  # fmt: skip
     return mean.value - objective.entropy_weight * jnp.mean(entropy, where=mask)
 
   value, want = jax.value_and_grad(loss)(table())

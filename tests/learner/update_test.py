@@ -436,14 +436,9 @@ def test_rollouts_that_do_not_count_are_not_packed():
   cut = np.array([[False, False, False, True], [True, True, False, False]])
   advantage = np.arange(8, dtype=np.float32).reshape(2, 4)
   minibatches = lambda counted: update.minibatches(
-    some,
-    advantage,
-    counted,
-    Layout(rows=2, blocks=2, length=4, prompt=5),
-    count=2,
-    seed=(0, 1),
-    scale=lambda length: None,
-  )
+    some, advantage, counted, Layout(rows=2, blocks=2, length=4, prompt=5),
+    count=2, seed=(0, 1), scale=lambda length: None,
+  )  # fmt: skip
   parts = minibatches(~cut)
   want = {}
   for p, n, t in np.argwhere(some.rollouts.mask):

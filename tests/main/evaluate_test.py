@@ -462,13 +462,11 @@ def run_on(
   for some in (*earlier, files):
     c = config(
       **{
-        "data.domains.gym.weight": gym_weight,
-        "data.files": tuple(some),
-        "data.heldout_files": tuple(held_out),
-        "data.heldout_one_in": one_in,
+        "data.domains.gym.weight": gym_weight, "data.files": tuple(some),
+        "data.heldout_files": tuple(held_out), "data.heldout_one_in": one_in,
         **more,
       }
-    )
+    )  # fmt: skip
     there = [path for path in some if os.path.exists(path)]
     files = dict.fromkeys(some, "not there any more")
     files |= dataset.file_digests(there) if there else {}

@@ -311,13 +311,10 @@ def test_phases_add_up():
   changes = (
     {"from_step": 3, "sampling.n": 256, "optim.lr": 1},
     {
-      "from_step": 7,
-      "sampling.n": 128,
-      "reward.length": "replace",
-      "reward.length_range": (-0.5, 1.0),
-      "reward.mask_truncated": True,
+      "from_step": 7, "sampling.n": 128, "reward.length": "replace",
+      "reward.length_range": (-0.5, 1.0), "reward.mask_truncated": True,
     },
-  )
+  )  # fmt: skip
   c = training(phases=changes)
   (first, one, none), (second, two, what), (third, three, _) = c.phases
   assert (first, second, third) == (1, 3, 7)

@@ -116,13 +116,11 @@ def simulated():
       "worst_drop": [0.0, -4.5e-5, -1.2e-6],
     }
     for optimizer, n, change, improved in (
-      ("adamw", 4, -0.028, 0.115),
-      ("adamw", 512, 0.0041, 0.627),
-      ("adamw", 51200, 0.017, 1.0),
-      ("sgd", 4, 7.5e-5, 0.17),
+      ("adamw", 4, -0.028, 0.115), ("adamw", 512, 0.0041, 0.627),
+      ("adamw", 51200, 0.017, 1.0), ("sgd", 4, 7.5e-5, 0.17),
       ("sgd", 51200, 9.7e-5, 1.0),
     )
-  ]
+  ]  # fmt: skip
 
 
 def test_the_table_of_the_simulator():

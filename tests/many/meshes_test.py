@@ -64,14 +64,11 @@ def test_what_a_mesh_has_by_hand():
 @pytest.mark.parametrize(
   "axes, processes, want",
   [
-    (Axes(1, 8), 4, Axes(1, 2)),
-    (Axes(2, 4), 2, Axes(1, 4)),
-    (Axes(2, 4), 4, Axes(1, 2)),
-    (Axes(4, 2), 2, Axes(2, 2)),
-    (Axes(4, 2, 2, 3), 8, Axes(1, 1, 2, 3)),
-    (Axes(4, 3), 2, Axes(2, 3)),
+    (Axes(1, 8), 4, Axes(1, 2)), (Axes(2, 4), 2, Axes(1, 4)),
+    (Axes(2, 4), 4, Axes(1, 2)), (Axes(4, 2), 2, Axes(2, 2)),
+    (Axes(4, 2, 2, 3), 8, Axes(1, 1, 2, 3)), (Axes(4, 3), 2, Axes(2, 3)),
   ],
-)
+)  # fmt: skip
 def test_a_process_has_whole_rows(axes, processes, want):
   assert axes.share(processes) == want
 

@@ -218,16 +218,11 @@ def test_a_changed_file_is_refused_by_name():
 LATER = (
   {"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"},
   {
-    "from_step": 7,
-    "advantage.kind": "maxrl",
-    "filter.keep": "all",
-    "loss.clip_high": 0.5,
-    "reference.kl_weight": 0.25,
-    "sampling.max_new_tokens": 5,
-    "sampling.n": 8,
-    "sampling.temperature": 0.5,
+    "from_step": 7, "advantage.kind": "maxrl", "filter.keep": "all",
+    "loss.clip_high": 0.5, "reference.kl_weight": 0.25,
+    "sampling.max_new_tokens": 5, "sampling.n": 8, "sampling.temperature": 0.5,
   },
-)
+)  # fmt: skip
 
 
 def behaviour(phase):

@@ -14,15 +14,9 @@ from brorl_jax.rl import simulator as sim
 ADAMW = sim.AdamW(lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
 # Figure 3 at its true size; what the paper leaves open is argued in the config.
 FIGURE_3 = dict(
-  steps=1000,
-  vocab=128_000,
-  correct=10_000,
-  seeding=3.0,
-  anchor=5.0,
-  surrogate=sim.weighted_by_probability,
-  optimizer=ADAMW,
-  centred=True,
-)
+  steps=1000, vocab=128_000, correct=10_000, seeding=3.0, anchor=5.0,
+  surrogate=sim.weighted_by_probability, optimizer=ADAMW, centred=True,
+)  # fmt: skip
 SMALL = FIGURE_3 | dict(steps=20, vocab=600, correct=50)
 
 
@@ -37,13 +31,11 @@ def figure_3(n):
 @pytest.mark.parametrize(
   "n, end",
   [
-    tiers.at_night((4, 0.6015)),
-    tiers.at_night((8, 0.6027)),
-    tiers.at_night((16, 0.6074)),
-    (512, 0.6341),
+    tiers.at_night((4, 0.6015)), tiers.at_night((8, 0.6027)),
+    tiers.at_night((16, 0.6074)), (512, 0.6341),
     tiers.at_night((51200, 0.6472)),
   ],
-)
+)  # fmt: skip
 def test_end_points_of_figure_3(n, end):
   run = figure_3(n)
   assert run.correct_mass.shape == (1001,)
@@ -195,12 +187,10 @@ def test_seeds_differ_repeat_and_vmap():
 @pytest.mark.parametrize(
   "change, message",
   [
-    (dict(n=0), "n = 0"),
-    (dict(steps=0), "steps = 0"),
-    (dict(correct=0), "correct = 0"),
-    (dict(correct=600), "correct = 600"),
+    (dict(n=0), "n = 0"), (dict(steps=0), "steps = 0"),
+    (dict(correct=0), "correct = 0"), (dict(correct=600), "correct = 600"),
   ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     sim.simulate(jax.random.key(0), **(SMALL | dict(n=4) | change))

@@ -169,11 +169,9 @@ def cut(path):
 
 
 DAMAGE = {
-  "flip": flip,
-  "cut": cut,
-  "empty": lambda path: path.write_bytes(b""),
+  "flip": flip, "cut": cut, "empty": lambda path: path.write_bytes(b""),
   "delete": lambda path: path.unlink(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.ci

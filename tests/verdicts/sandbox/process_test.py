@@ -443,15 +443,13 @@ def test_a_stopped_process_is_replaced_and_leaves_nothing(monkeypatch, which):
   ("code", "status"),
   tiers.some(
     [
-      ("", 0),
-      ("sys.exit(3)", 3),
-      ("os._exit(4)", 4),
+      ("", 0), ("sys.exit(3)", 3), ("os._exit(4)", 4),
       ("os.kill(os.getpid(), 9)", -9),
       ("worker.stop(); raise SystemExit(5)", 5),
     ],
     1,
   ),
-)
+)  # fmt: skip
 def test_no_process_outlives_the_program(code, status):
   with script(code) as program:
     line = program.stdout.readline()
