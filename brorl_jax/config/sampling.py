@@ -93,7 +93,9 @@ class DataConfig(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.paths("files", "heldout_files")
+    for name in ("files", "heldout_files"):
+      good = all(isinstance(p, str) and p for p in getattr(self, name))
+      yield name, good, "paths such as ('a.jsonl', 'b.parquet')"
     yield from self.at_least(2, "heldout_one_in")
     yield from self.at_least(1, "prompt_tokens")
 
