@@ -22,14 +22,11 @@ RIGHT = (3, 0, 1, 2, 3)
 def puzzles(count=5):
   return [
     Example(
-      f"f{i % 2}/heldout/{i}",
-      "gym",
-      f"f{i % 2}",
-      ({"role": "user", "content": f"question {i}"},),
-      {"i": i},
+      f"f{i % 2}/heldout/{i}", "gym", f"f{i % 2}",
+      ({"role": "user", "content": f"question {i}"},), {"i": i},
     )
     for i in range(count)
-  ]
+  ]  # fmt: skip
 
 
 class Table:

@@ -46,12 +46,9 @@ def table_step(batches, objective, logp_old=None):
   rate, at = 1e4, table()
   tx = optax.sgd(rate)
   state, stats = update.minibatch_step(
-    states.init_state(at, tx, keep_reference=False),
-    batches,
-    tx=tx,
-    response_logp=table_logp,
-    objective=objective,
-  )
+    states.init_state(at, tx, keep_reference=False), batches, tx=tx,
+    response_logp=table_logp, objective=objective,
+  )  # fmt: skip
   return jax.tree.map(
     lambda a, b: np.asarray(a - b) / rate, table(), state.params
   ), stats

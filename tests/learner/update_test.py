@@ -235,12 +235,9 @@ def scored(batches, at, temperature=1.0):
   for batch in batches:
     flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
     logits = response_logits(
-      POLICY,
-      at,
-      flat(batch.prompt),
-      flat(batch.prompt_mask),
+      POLICY, at, flat(batch.prompt), flat(batch.prompt_mask),
       flat(batch.response),
-    )
+    )  # fmt: skip
     yield tuple(
       x.reshape(batch.mask.shape)
       for x in losses.token_logp(logits / temperature, flat(batch.response))

@@ -251,12 +251,9 @@ def test_kill_9_at_any_time(tmp_path):
     "XLA_FLAGS": compiling.QUICK,
   }
   start = lambda name: subprocess.Popen(
-    [*command, f"--workdir={tmp_path / name}"],
-    cwd=ROOT,
-    env=environment,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-  )
+    [*command, f"--workdir={tmp_path / name}"], cwd=ROOT, env=environment,
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+  )  # fmt: skip
   records = lambda name: tmp_path / name / "eval" / "records.jsonl"
   size = lambda: records("b").stat().st_size if records("b").exists() else 0
   assert start("a").wait(timeout=240) == 0

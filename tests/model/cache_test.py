@@ -59,12 +59,9 @@ def plain(q, shared, pages, column, limit, softcap):
   )
   out = attention.attend(
     jnp.repeat(q[:, :, None], T, axis=2),
-    (shared.k, shared.v, shared.mask[:, :, None]),
-    (apart(k), apart(v), seen),
-    scale=K**-0.5,
-    softcap=softcap,
-    target=here(),
-  )
+    (shared.k, shared.v, shared.mask[:, :, None]), (apart(k), apart(v), seen),
+    scale=K**-0.5, softcap=softcap, target=here(),
+  )  # fmt: skip
   return out[:, :, -1]
 
 
