@@ -137,7 +137,6 @@ def test_parameters_are_told_by_their_names(file, signature, got):
     ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
     ("def score(response, gold): ...", "gold"),
     ("async def score(response): ...", "async"), ("score = int", "takes"),
-    ("def scores(response): ...", "'score' ... scores"),
     ("score = 1", "'score'"),
     ("import absent_xyz", "line 1: ModuleNotFoundError"),
     ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
