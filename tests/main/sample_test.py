@@ -102,7 +102,7 @@ def test_it_answers_with_what_the_sampler_draws(policy):
   """And the padding of prompts decides nothing."""
   ids = policy.tokenizer.render([{"role": "user", "content": LONG}])
   stop = policy.tokenizer.stop_ids
-  how = dict(max_new_tokens=4, temperature=0.7, top_k=5, top_p=0.9, min_p=0.01)
+  how = dict(max_new_tokens=4, temperature=0.7, top_k=5, top_p=0.9)
   out = bj.sample(
     policy.policy, policy.params, [ids], jax.random.key(3), n=16, stop_ids=stop,
     **how,

@@ -214,7 +214,7 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
 
 
 REFERENCE = {
-  "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9, "min_p": 0.02},
+  "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9},
   "greedy": {"temperature": 0.0},
 }
 
@@ -268,7 +268,7 @@ def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
     ({"temperature": -0.1}, "temperature = -0.1"),
     ({"temperature": float("nan")}, "temperature = nan"),
     ({"top_k": -1}, "top_k = -1"), ({"top_p": 0.0}, "top_p = 0.0"),
-    ({"top_p": 1.01}, "top_p = 1.01"), ({"min_p": 1.5}, "min_p = 1.5"),
+    ({"top_p": 1.01}, "top_p = 1.01"),
   ],
   ids=str,
 )  # fmt: skip
