@@ -188,7 +188,7 @@ def same(a, b):
     np.testing.assert_array_equal(x, y, err_msg=field.name)
 
 
-def truncated(logits, temperature=1.0, top_k=0, top_p=1.0):
+def truncated(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
   """The sampling distribution, one token at a time. No ties, please."""
   logits = [float(x) for x in logits]
   order = sorted(range(len(logits)), key=lambda v: -logits[v])
@@ -203,6 +203,7 @@ def truncated(logits, temperature=1.0, top_k=0, top_p=1.0):
   for v, w in weight.items():
     if sum(kept.values()) / total < top_p:
       kept[v] = w
+  kept = {v: w for v, w in kept.items() if w >= min_p * kept[order[0]]}
   prob = np.zeros(len(logits))
   for v, w in kept.items():
     prob[v] = w / sum(kept.values())

@@ -90,6 +90,7 @@ class TextPolicy:
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     max_new_tokens: int | None = None,
     seed: int = 0,
     first: int = 0,
@@ -104,6 +105,8 @@ class TextPolicy:
       temperature: 0 is greedy.
       top_k: Keeps the k most probable tokens; 0 keeps all.
       top_p: Keeps the most probable tokens up to this mass.
+      min_p: Keeps tokens with at least this fraction of the largest
+        probability.
       max_new_tokens: Longest response; None: the policy's default.
       first: Index p of the first prompt.
     """
@@ -115,7 +118,7 @@ class TextPolicy:
           f"{name} = {value!r} must be an integer of at least {least} and "
           "below 2**31"
         )
-    sampling = SamplingParams(temperature, top_k, top_p)
+    sampling = SamplingParams(temperature, top_k, top_p, min_p)
     ids = [self._rendered(i, one, limit) for i, one in enumerate(prompts)]
     if not ids:
       return

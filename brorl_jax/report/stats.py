@@ -16,9 +16,12 @@ def mean_interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     half = 1.96 * sqrt(sum((v - mean)^2) / (n - 1) / n)
 
   Give one value per prompt (its mean over samples), not one per sample: samples
-  of a prompt are not independent. For a gain give the differences, at least 2.
+  of a prompt are not independent. For a gain give the differences. Raises
+  ValueError for fewer than two values.
   """
   values, n = values.astype(np.float64), len(values)
+  if n < 2:
+    raise ValueError(f"an interval needs at least 2 values, not {n}")
   return float(values.mean()), float(_Z95 * values.std(ddof=1) / math.sqrt(n))
 
 
@@ -55,9 +58,12 @@ def paired_t(
   then 0 if they are 0, and infinite otherwise.
 
   `a` and `b` have one value per prompt, such as its mean over samples, in the
-  same order, at least 2; equal numbers in `cluster` are one of 2 or more.
+  same order; equal numbers in `cluster` are one cluster. Raises ValueError for
+  fewer than two pairs or clusters.
   """
   n = len(a)
+  if not n == len(b) >= 2:
+    raise ValueError(f"a test needs at least 2 pairs, not {n} and {len(b)}")
   d = np.subtract(a, b, dtype=np.float64)
   difference, spread = float(d.mean()), float(d.std(ddof=1))
   error, dof = spread / math.sqrt(n), n - 1
@@ -65,6 +71,8 @@ def paired_t(
     _, of = np.unique(cluster, return_inverse=True)
     sums = np.bincount(of, d - difference)
     dof = len(sums) - 1
+    if dof < 1:
+      raise ValueError("a test needs at least 2 clusters, not 1")
     error = math.sqrt((dof + 1) / dof * np.sum(sums**2)) / n
   t = _ratio(difference, error)
   return PairedT(

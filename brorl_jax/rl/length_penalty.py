@@ -77,9 +77,12 @@ def is_active(
 ) -> bool | Bool[Array, "*axes"]:
   """Whether the penalty counts: the first `on` of every on + off updates.
 
-  Updates count from 0. With `off` = 0 it always counts. ProRL v2: on for 100
-  updates, off for 500.
+  Updates count from 0. With `off` = 0 it always counts. Raises ValueError if
+  `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
   """
+  arrays.require_count("on", on)
+  if off < 0:
+    raise ValueError(f"off = {off} updates without the penalty is negative")
   return update % (on + off) < on
 
 
@@ -90,6 +93,9 @@ def overlong(
 
     min(0, max(-1, (limit - buffer - length) / buffer))
 
+  Raises ValueError if `buffer` is not in [1, limit].
   Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
   """
+  if not 1 <= buffer <= limit:
+    raise ValueError(f"buffer = {buffer} tokens is not in [1, {limit}]")
   return jnp.clip((limit - buffer - length) / buffer, -1.0, 0.0)

@@ -12,7 +12,10 @@ def sqrt_scaled(lr: float, *, samples: int, base_samples: int) -> float:
   which gives 2.83 lr, and the prompts fall to a quarter, which gives lr / 2.
 
   `samples` are those of an update after dynamic sampling, `base_samples` those
-  for which `lr` was tuned. Source: Hu et al. 2025 (BroRL), arXiv:2510.01180,
-  section 3: eta_new = eta_0 sqrt(B_new / B_0).
+  for which `lr` was tuned. ValueError if one is not positive. Source: Hu et al.
+  2025 (BroRL), arXiv:2510.01180, section 3: eta_new = eta_0 sqrt(B_new / B_0).
   """
+  for name, count in (("samples", samples), ("base_samples", base_samples)):
+    if count <= 0:
+      raise ValueError(f"{name} = {count} is not positive")
   return lr * math.sqrt(samples / base_samples)

@@ -9,10 +9,12 @@ def pass_at_k(n: int, c: Int[Array, "*axes"], k: int) -> Float[Array, "*axes"]:
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - prod_{i<k} (n - c - i) / (n - i)
 
-  The product needs no factorials, so it neither overflows nor cancels. k must
-  be in [1, n] and c in [0, n].
+  The product needs no factorials, so it neither overflows nor cancels. Raises
+  ValueError if k is not in [1, n]; c must be in [0, n].
   Source: Chen et al. 2021 (Codex), arXiv:2107.03374, eq. 1.
   """
+  if not 1 <= k <= n:
+    raise ValueError(f"k = {k} is not in [1, {n}]: only {n} samples were taken")
   wrong = jnp.asarray(n - c, jnp.float32)[..., None]
   i = jnp.arange(k, dtype=jnp.float32)
   i = i.reshape((1,) * (wrong.ndim - 1) + (k,))

@@ -69,6 +69,12 @@ def log_probability(
 ratio = log_probability
 
 
+def _require(settings: object, name: str, good: bool) -> None:
+  value = getattr(settings, name)
+  if not (good and math.isfinite(value)):
+    raise ValueError(f"{name} = {value} is out of range")
+
+
 @dataclasses.dataclass(frozen=True)
 class AdamW:
   """AdamW with decoupled decay; eps decides what tiny gradients do."""
@@ -78,6 +84,13 @@ class AdamW:
   b2: float
   eps: float
   weight_decay: float
+
+  def __post_init__(self):
+    _require(self, "lr", self.lr > 0.0)
+    _require(self, "b1", 0.0 <= self.b1 < 1.0)
+    _require(self, "b2", 0.0 <= self.b2 < 1.0)
+    _require(self, "eps", self.eps > 0.0)
+    _require(self, "weight_decay", self.weight_decay >= 0.0)
 
   def init(self, logits: Float[Array, " V"]) -> PyTree:
     return jnp.zeros_like(logits), jnp.zeros_like(logits)
@@ -102,6 +115,9 @@ class Sgd:
 
   lr: float
 
+  def __post_init__(self):
+    _require(self, "lr", self.lr > 0.0)
+
   def init(self, logits: Float[Array, " V"]) -> PyTree:
     return ()
 
@@ -113,6 +129,11 @@ def initial_logits(
   *, vocab: int, correct: int, seeding: float, anchor: float | None
 ) -> tuple[Float[Array, " V"], Bool[Array, " V"]]:
   """Logits at the start, and which tokens are correct, see `simulate`."""
+  if not 1 <= correct < vocab:
+    raise ValueError(f"correct = {correct} must be 1 to {vocab - 1}")
+  for name, value in (("seeding", seeding), ("anchor", anchor)):
+    if value is not None and not math.isfinite(value):
+      raise ValueError(f"{name} = {value} must be finite")
   is_correct = jnp.arange(vocab) < correct
   logits = jnp.where(is_correct, seeding, 0.0)  # float64 when x64 is on
   if anchor is not None:
@@ -182,8 +203,12 @@ def simulate(
   have reward 1, the others -1; if `centred`, the mean reward of the draws is
   subtracted. Logits are 0 at the start, `seeding` for correct tokens and
   `anchor` (None: as the others) for token 0, a correct one. `surrogate` is
-  `weighted_by_probability`, `ratio` or `log_probability`.
+  `weighted_by_probability`, `ratio` or `log_probability`. Raises ValueError if
+  a number is out of range.
   """
+  for name, value in (("n", n), ("steps", steps)):
+    if value < 1:
+      raise ValueError(f"{name} = {value} must be at least 1")
   start, is_correct = initial_logits(
     vocab=vocab, correct=correct, seeding=seeding, anchor=anchor
   )

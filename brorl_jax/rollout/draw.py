@@ -10,18 +10,20 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
   """How logits become the distribution that is sampled and recorded. The order
-  is temperature, top-k, top-p, each on the renormalised previous result.
+  is temperature, top-k, top-p, min-p, each on the renormalised previous result.
   """
 
   temperature: float = 1.0  # 0 is greedy: all mass on the likeliest token
   top_k: int = 0  # keep the k likeliest tokens; 0 keeps all
   top_p: float = 1.0  # keep the likeliest tokens until they reach this mass
+  min_p: float = 0.0  # keep tokens with at least this share of the best one's
 
   def __post_init__(self):
     T = self.temperature
@@ -31,6 +33,7 @@ class SamplingParams:
       ("temperature", T == 0 or 1e-6 <= T < math.inf, "0 or at least 1e-6"),
       ("top_k", self.top_k >= 0, "0 or more"),
       ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+      ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
     ):
       if not good:
         raise ValueError(f"{name} = {getattr(self, name)} must be {must}")
@@ -51,6 +54,10 @@ class SamplingParams:
       logits = _keep(logits, jnp.ones_like(logits), self.top_k)
     if self.top_p < 1.0:
       logits = _keep(logits, jax.nn.softmax(logits), self.top_p)
+    if self.min_p > 0.0:
+      # p >= min_p max(p), in logits: no softmax is needed.
+      least = jnp.max(logits, axis=-1, keepdims=True) + np.log(self.min_p)
+      logits = jnp.where(logits >= least, logits, -jnp.inf)
     return logits
 
   def logp(self, logits: Float[Array, "*axes V"]) -> Float[Array, "*axes V"]:

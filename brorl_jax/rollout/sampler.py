@@ -231,6 +231,7 @@ def sample(
   temperature: float = 1.0,
   top_k: int = 0,
   top_p: float = 1.0,
+  min_p: float = 0.0,
   stop_ids: tuple[int, ...] = (),
   slots: int | None = None,
   lanes: int | None = None,
@@ -245,7 +246,7 @@ def sample(
       two, so that few lengths are compiled. Another number of prompts, n or
       max_new_tokens compiles another program.
     key: Of this call. Rollout n of prompt p depends on (key, p, n) alone.
-    temperature: 0 is greedy. See `SamplingParams` for this and the next two.
+    temperature: 0 is greedy. See `SamplingParams` for this and the next three.
     stop_ids: A rollout ends with the first of these tokens, which it includes.
     slots: Rollouts of a prompt that decode at the same time. None: N, or on a
       CPU as many as make 128 rows of all lanes.
@@ -259,7 +260,7 @@ def sample(
     lanes = max(min(len(prompts), most), 1)
   if slots is None:
     slots = max(min(-(-most // max(lanes, 1)), n), 1)
-  sampling = SamplingParams(temperature, top_k, top_p)
+  sampling = SamplingParams(temperature, top_k, top_p, min_p)
   for name, value, high in (
     ("prompts", len(prompts), math.inf),
     ("n", n, math.inf),

@@ -17,6 +17,12 @@ def test_by_hand():
   assert half == pytest.approx(1.959964 * (7 / 3) ** 0.5, rel=1e-6)
 
 
+@pytest.mark.parametrize("n", [0, 1])
+def test_refuses_what_has_no_spread(n):
+  with pytest.raises(ValueError, match=f"at least 2 values, not {n}"):
+    stats.mean_interval(np.zeros(n))
+
+
 def test_paired_t_by_hand():
   """Differences 1, 2, 6: mean 3, variance 7, t = 3 / sqrt(7 / 3)."""
   got = stats.paired_t(np.array([2.0, 4.0, 9.0]), np.array([1.0, 2.0, 3.0]))
@@ -82,6 +88,13 @@ def test_equal_differences_have_no_spread():
   assert [float(x) for x in more[2:5]] == [np.inf, 0.0, 0.0]
   less = stats.paired_t(zeros, ones, cluster=np.array([0, 0, 1, 1]))
   assert [float(x) for x in less[2:5]] == [-np.inf, 1.0, 0.0]
+
+
+def test_paired_t_refuses_what_has_no_spread():
+  with pytest.raises(ValueError, match="at least 2 pairs, not 1"):
+    stats.paired_t(np.ones(1), np.ones(1))
+  with pytest.raises(ValueError, match="at least 2 clusters, not 1"):
+    stats.paired_t(np.ones(3), np.ones(3), cluster=np.full(3, 9))
 
 
 @pytest.mark.parametrize("kind", ["maxrl", "grpo", "leave_one_out", "centered"])

@@ -62,6 +62,14 @@ def test_is_on_first_and_again_after_each_period():
   assert all(length_penalty.is_active(u, on=1, off=0) for u in range(5))
 
 
+@pytest.mark.parametrize(
+  "on, off, name", [(0, 5, "on = 0"), (5, -1, "off = -1")]
+)
+def test_says_which_count_is_wrong(on, off, name):
+  with pytest.raises(ValueError, match=f"{name} "):
+    length_penalty.is_active(0, on=on, off=off)
+
+
 def test_overlong_by_hand():
   """Free up to 80; then a twentieth for each token; -1 from 100."""
   length = jnp.array([0, 79, 80, 81, 90, 95, 99, 100, 101, 1000])
@@ -71,3 +79,9 @@ def test_overlong_by_hand():
   # And it may begin at once.
   got = length_penalty.overlong(jnp.array([0, 5, 10]), limit=10, buffer=10)
   np.testing.assert_allclose(got, [0.0, -0.5, -1.0])
+
+
+@pytest.mark.parametrize("buffer", [0, 11])
+def test_says_which_buffer_is_wrong(buffer):
+  with pytest.raises(ValueError, match=f"buffer = {buffer} "):
+    length_penalty.overlong(jnp.array([1]), limit=10, buffer=buffer)

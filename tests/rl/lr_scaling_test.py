@@ -16,3 +16,11 @@ def test_the_change_from_prorl_to_brorl():
   by_sample = sqrt_scaled(1e-6, samples=128 * 512, base_samples=512 * 16)
   assert by_sample == pytest.approx(2.828e-6, rel=1e-3)
   assert sqrt_scaled(1e-6, samples=128, base_samples=512) == 5e-7
+
+
+@pytest.mark.parametrize("name", ["samples", "base_samples"])
+@pytest.mark.parametrize("count", [0, -8])
+def test_says_which_count_is_wrong(name, count):
+  counts = dict(samples=8, base_samples=8) | {name: count}
+  with pytest.raises(ValueError, match=f"^{name} = {count} "):
+    sqrt_scaled(1e-6, **counts)

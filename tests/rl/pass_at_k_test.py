@@ -21,6 +21,11 @@ def test_is_the_share_of_subsets_with_a_right_answer(n):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+def test_by_hand():
+  got = pass_at_k(4, jnp.array([0, 1, 2, 3, 4]), 2)
+  np.testing.assert_allclose(got, [0, 1 / 2, 5 / 6, 1, 1], rtol=1e-6)
+
+
 def test_of_all_samples_it_is_whether_any_was_right():
   got = pass_at_k(512, jnp.array([0, 1, 512]), 512)
   np.testing.assert_array_equal(got, [0.0, 1.0, 1.0])
@@ -36,3 +41,9 @@ def test_any_shape_and_inside_jit():
   c = jnp.array([[0, 1], [2, 4]])
   got = jax.jit(lambda c: pass_at_k(4, c, 2))(c)
   np.testing.assert_allclose(got, [[0, 1 / 2], [5 / 6, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, -1, 5])
+def test_refuses_k_outside_the_samples(k):
+  with pytest.raises(ValueError, match=rf"k = {k} is not in \[1, 4\]"):
+    pass_at_k(4, jnp.array([1]), k)

@@ -14,9 +14,15 @@ from brorl_jax.rl import simulator as sim
 ADAMW = sim.AdamW(lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
 # Figure 3 at its true size; what the paper leaves open is argued in the config.
 FIGURE_3 = dict(
-  steps=1000, vocab=128_000, correct=10_000, seeding=3.0, anchor=5.0,
-  surrogate=sim.weighted_by_probability, optimizer=ADAMW, centred=True,
-)  # fmt: skip
+  steps=1000,
+  vocab=128_000,
+  correct=10_000,
+  seeding=3.0,
+  anchor=5.0,
+  surrogate=sim.weighted_by_probability,
+  optimizer=ADAMW,
+  centred=True,
+)
 SMALL = FIGURE_3 | dict(steps=20, vocab=600, correct=50)
 
 
@@ -31,11 +37,13 @@ def figure_3(n):
 @pytest.mark.parametrize(
   "n, end",
   [
-    tiers.at_night((4, 0.6015)), tiers.at_night((8, 0.6027)),
-    tiers.at_night((16, 0.6074)), (512, 0.6341),
+    tiers.at_night((4, 0.6015)),
+    tiers.at_night((8, 0.6027)),
+    tiers.at_night((16, 0.6074)),
+    (512, 0.6341),
     tiers.at_night((51200, 0.6472)),
   ],
-)  # fmt: skip
+)
 def test_end_points_of_figure_3(n, end):
   run = figure_3(n)
   assert run.correct_mass.shape == (1001,)
@@ -184,6 +192,20 @@ def test_seeds_differ_repeat_and_vmap():
   assert len(np.unique(np.asarray(many.correct_mass[:, -1]))) == 3
 
 
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (dict(n=0), "n = 0"),
+    (dict(steps=0), "steps = 0"),
+    (dict(correct=0), "correct = 0"),
+    (dict(correct=600), "correct = 600"),
+  ],
+)
+def test_bad_input_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    sim.simulate(jax.random.key(0), **(SMALL | dict(n=4) | change))
+
+
 def test_runs_in_float64():
   with jax.enable_x64(True):
     for optimizer in (ADAMW, sim.Sgd(lr=300.0)):
@@ -191,6 +213,25 @@ def test_runs_in_float64():
         jax.random.key(0), n=8, **(SMALL | dict(optimizer=optimizer))
       )
       assert run.correct_mass.dtype == jnp.float64
+
+
+@pytest.mark.parametrize(
+  "name, value",
+  [
+    ("lr", 0.0), ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("b2", -0.1),
+    ("eps", 0.0), ("weight_decay", -0.1), ("weight_decay", float("inf")),
+  ],
+)  # fmt: skip
+def test_settings_of_adamw_out_of_range_are_refused(name, value):
+  with pytest.raises(ValueError, match=f"{name} = {value} is out of range"):
+    dataclasses.replace(ADAMW, **{name: value})
+
+
+def test_other_settings_out_of_range_are_refused():
+  with pytest.raises(ValueError, match=r"lr = -1\.0"):
+    sim.Sgd(lr=-1.0)
+  with pytest.raises(ValueError, match="seeding = nan"):
+    sim.initial_logits(vocab=9, correct=1, seeding=float("nan"), anchor=None)
 
 
 def test_what_is_observed_by_hand():

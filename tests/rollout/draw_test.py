@@ -35,7 +35,7 @@ def fits(counts, prob):
   return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
 
 
-SAMPLINGS = [{}, {"temperature": 1.3, "top_k": 4, "top_p": 0.8}]
+SAMPLINGS = [{}, {"temperature": 1.3, "top_k": 4, "top_p": 0.8, "min_p": 0.35}]
 
 
 @pytest.mark.parametrize("sampling", tiers.some(SAMPLINGS, 1), ids=str)
@@ -73,12 +73,13 @@ def test_tokens_come_from_the_softmax_and_carry_its_log_probability(sampling):
     [
       # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
       ({"top_k": 2}, 2), ({"top_k": 9}, 5), ({"top_p": 0.45}, 1),
-      ({"top_p": 0.80}, 3),
+      ({"top_p": 0.80}, 3), ({"min_p": 0.4}, 2), ({"min_p": 1.0}, 1),
       # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one.
       ({"top_k": 2, "top_p": 0.6}, 1), ({"top_p": 0.6}, 2),
       # Cold, the second token has (1/2)^4 of the first.
+      ({"temperature": 0.25, "min_p": 0.1}, 1),
       ({"temperature": 0.25, "top_p": 0.9}, 1),
-      ({"temperature": 4.0, "top_p": 0.9}, 4),
+      ({"temperature": 4.0, "min_p": 0.6}, 4),
       ({"temperature": 0.0}, 1),
     ],
     4,

@@ -38,13 +38,15 @@ from brorl_jax.rollout import slots as states
 from brorl_jax.rollout.slots import DecodeProgress
 
 INVARIANT = {
-  "n 8, slots 3": {"n": 8, "slots": 3}, "limit 5": {"max_new_tokens": 5},
-  "8 devices": {"mesh": 8}, "2 lanes, slots 1": {"lanes": 2, "slots": 1},
+  "n 8, slots 3": {"n": 8, "slots": 3},
+  "limit 5": {"max_new_tokens": 5},
+  "8 devices": {"mesh": 8},
+  "2 lanes, slots 1": {"lanes": 2, "slots": 1},
   "pages of 5, slots 7": {"columns": 5, "slots": 7},
   "pages of 2, slots 40": {"columns": 2, "slots": 40},
   "pages of 3, 1 lane, 2 devices": {"columns": 3, "lanes": 1, "mesh": 2},
   "1 device": {"mesh": 1},
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -214,7 +216,7 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
 
 
 REFERENCE = {
-  "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9},
+  "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9, "min_p": 0.02},
   "greedy": {"temperature": 0.0},
 }
 
@@ -222,9 +224,15 @@ REFERENCE = {
 @functools.cache
 def simple(name):
   return simple_sampler.sample(
-    POLICY, policy_params(), prompts_of_policy(), KEY, n=24, max_new_tokens=24,
-    stop_ids=(STOP,), **REFERENCE[name],
-  )  # fmt: skip
+    POLICY,
+    policy_params(),
+    prompts_of_policy(),
+    KEY,
+    n=24,
+    max_new_tokens=24,
+    stop_ids=(STOP,),
+    **REFERENCE[name],
+  )
 
 
 @pytest.mark.parametrize(
@@ -267,11 +275,13 @@ def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
     ({"stop_ids": (0, 99)}, "token 99 ... stop_ids ... 0 to 5"),
     ({"temperature": -0.1}, "temperature = -0.1"),
     ({"temperature": float("nan")}, "temperature = nan"),
-    ({"top_k": -1}, "top_k = -1"), ({"top_p": 0.0}, "top_p = 0.0"),
+    ({"top_k": -1}, "top_k = -1"),
+    ({"top_p": 0.0}, "top_p = 0.0"),
     ({"top_p": 1.01}, "top_p = 1.01"),
+    ({"min_p": 1.5}, "min_p = 1.5"),
   ],
   ids=str,
-)  # fmt: skip
+)
 def test_refuses_by_name_and_value(change, message):
   with refuses(ValueError, message):
     run(**change)

@@ -93,8 +93,13 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
   10, else train and warmup. So the other splits never generate a held-out
   question, under any seed and settings. Two indexes may give the same question.
   """
+  if split not in SPLITS:
+    raise ValueError(f"split = {split!r}; use one of {', '.join(SPLITS)}")
   if not 0 <= index < 2**_INDEX_BITS:
     raise ValueError(f"index = {index}; use 0 to 2**{_INDEX_BITS} - 1")
+  if seed < 0:
+    # The generators ignore a seed's sign.
+    raise ValueError(f"seed = {seed}; use a number >= 0")
   dataset = _dataset(family)
   start = (seed << _SPLIT_BITS) + SPLITS.index(split)
   start = ((start << _INDEX_BITS) + index) << _STRIDE_BITS
@@ -141,6 +146,8 @@ def heldout(
 
   Raises ValueError for a family that has not as many, unless `fewer` may be.
   """
+  if per_family < 1:
+    raise ValueError(f"per_family = {per_family}; use a number >= 1")
   puzzles = []
   for family in families:
     distinct: dict[str, Example] = {}

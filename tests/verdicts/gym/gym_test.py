@@ -603,10 +603,20 @@ def test_check_accepts_what_can_be_drawn():
   assert check([Family("shortest_path", {"p_blocked": 0})]) is None
 
 
-def test_an_index_is_of_its_split():
-  for index in (-1, 2**44):
-    with refuses(ValueError, f"index = {index}; use 0 to 2**44 - 1"):
-      puzzle(SMALL[3], "train", index, seed=0)
+@pytest.mark.parametrize(
+  "split, index, seed, named",
+  [
+    ("test", 0, 0, "split = 'test'"),
+    ("train", -1, 0, "index = -1"),
+    ("train", 2**44, 0, "index = 17592186044416"),
+    ("train", 0, -1, "seed = -1"),
+  ],
+)
+def test_wrong_arguments_are_refused(split, index, seed, named):
+  with pytest.raises(ValueError, match=named):
+    puzzle(SMALL[3], split, index, seed=seed)
+  with pytest.raises(ValueError, match="per_family = 0"):
+    heldout(SMALL, per_family=0, seed=0)
 
 
 def test_families_with_the_same_settings_share_a_dataset():
