@@ -35,7 +35,7 @@ def get_config(preset: str = "1p5b"):
   c.reward.length = "replace"
   c.reward.length_range = (-0.5, 1.0)
   c.reward.length_steps = (100, 500)  # stated
-  c.reward.repeat_penalty = 0.001
+  c.reward.repeat_penalty = (0.001, 40)
   # Stated: every 200 to 500 steps, when the KL jumps or validation stalls, and
   # the optimizer continues. Which period is unknown. ProRL goes back to the
   # best checkpoint.

@@ -79,7 +79,7 @@ LENGTHS = {
     "reward.length_steps=(1,0)"
   ),
   "repetition, 4 tokens, .01": (
-    "reward.repeat_penalty=.01 reward.repeat_ngram=4 reward.length_steps=(1,0)"
+    "reward.repeat_penalty=(.01,4) reward.length_steps=(1,0)"
   ),
   "length reward 4 on, 8 off": (
     "reward.length=cosine reward.length_steps=(4,8)"

@@ -58,13 +58,9 @@ def start():
       "XLA_FLAGS": compiling.QUICK,
     }
     return subprocess.Popen(
-      command,
-      cwd=ROOT,
-      env=environment,
-      text=True,
-      stdout=subprocess.PIPE,
+      command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
-    )
+    )  # fmt: skip
 
   return start
 

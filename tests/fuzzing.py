@@ -31,13 +31,9 @@ def tiers(
       for why, values in (known or {}).items():
         out = hypothesis.example(*values).via(why)(out)
       return hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        suppress_health_check=[*hypothesis.HealthCheck],
-        **how,
-      )(out)
+        max_examples=count, deadline=None, database=None, print_blob=True,
+        suppress_health_check=[*hypothesis.HealthCheck], **how,
+      )(out)  # fmt: skip
 
     slow = pytest.mark.timeout(3600)(test(many))
     return test(few, derandomize=True), pytest.mark.slow(slow)

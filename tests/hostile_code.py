@@ -33,12 +33,9 @@ MOST_PROCESSES = 200
 SHORT = Limits(test_s=0.3, total_s=0.5, memory=1 << 29)
 
 CALLS = [
-  ([1, 2, 3, 1], 3),
-  ([], 0),
-  ([5, 4, 3, 2], 1),
-  ([2, 2, 3, 9, 1, 2], 3),
+  ([1, 2, 3, 1], 3), ([], 0), ([5, 4, 3, 2], 1), ([2, 2, 3, 9, 1, 2], 3),
   (list(range(50)), 50),
-]
+]  # fmt: skip
 _CHECK = """
 import functools
 

@@ -34,12 +34,9 @@ def start(script: str, *flags: str, path=None, **env: str) -> subprocess.Popen:
   if path is not None:
     env["PATH"] = f"{path}:{os.environ['PATH']}"
   return subprocess.Popen(
-    ["bash", LAUNCH / script, *flags],
-    env=os.environ | env,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
+    ["bash", LAUNCH / script, *flags], env=os.environ | env,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str, str]:

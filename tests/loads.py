@@ -52,12 +52,9 @@ def settled(
   )
   tx, _ = resolve.optimizer(c)
   return resolve.sized(
-    c,
-    dataclasses.replace(policy, target=at),
-    tx,
-    Machine(axes, at, processes),
+    c, dataclasses.replace(policy, target=at), tx, Machine(axes, at, processes),
     keep_reference=keep_reference,
-  )
+  )  # fmt: skip
 
 
 def planned(

@@ -89,13 +89,10 @@ class Many:
       with log.open("w") as out:
         self.every.append(
           subprocess.Popen(
-            [*command, *(many if count > 1 else ()), *more],
-            cwd=folder or site,
-            env=env | paths,
-            stdout=out,
-            stderr=subprocess.STDOUT,
+            [*command, *(many if count > 1 else ()), *more], cwd=folder or site,
+            env=env | paths, stdout=out, stderr=subprocess.STDOUT,
           )
-        )
+        )  # fmt: skip
 
   def __enter__(self) -> "Many":
     return self

@@ -26,11 +26,9 @@ CONFIG = {
 }
 # Id of each prompt -> its domain and task.
 PROMPTS = {
-  "gcd/heldout/0": ("gym", "gcd"),
-  "gcd/heldout/1": ("gym", "gcd"),
-  "syllogism/heldout/0": ("gym", "syllogism"),
-  "aime/7": ("math", "aime"),
-}
+  "gcd/heldout/0": ("gym", "gcd"), "gcd/heldout/1": ("gym", "gcd"),
+  "syllogism/heldout/0": ("gym", "syllogism"), "aime/7": ("math", "aime"),
+}  # fmt: skip
 PASSES = {  # of the two samples of each prompt, by step
   0: ([0, 0], [1, 0], [0, 0], [0, 0]),
   1: ([1, 0], [1, 0], [0, 0], [0, 0]),
@@ -41,13 +39,11 @@ PASSES = {  # of the two samples of each prompt, by step
 def problems(path, numbers, *, prefix="q", domain="math"):
   lines = [
     {
-      "id": f"{prefix}-{i}",
-      "domain": domain,
-      "prompt": f"What is {i} + 5?",
+      "id": f"{prefix}-{i}", "domain": domain, "prompt": f"What is {i} + 5?",
       "answer": str(i + 5),
     }
     for i in numbers
-  ]
+  ]  # fmt: skip
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   return str(path)
 
@@ -71,19 +67,16 @@ def metric_lines(
   """Lines of metrics.jsonl; the first step takes twice the time."""
   return [
     {
-      "step": step,
-      "time/step_s": step_s * (2 if step == 1 else 1),
+      "step": step, "time/step_s": step_s * (2 if step == 1 else 1),
       "time/checkpoint_s": 0.0 if step == 1 else step_s / 10,
-      "time/rollout_s": step_s / 4,
-      "data/samples_total": samples * step,
+      "time/rollout_s": step_s / 4, "data/samples_total": samples * step,
       "data/tokens_total": 10 * samples * step,
       "sampling/pass_rate": 0.25 + 0.25 * (step % 2),
-      "reward/std_within_group": 0.125 * step,
-      "time/cpu_s": cpu_s,
+      "reward/std_within_group": 0.125 * step, "time/cpu_s": cpu_s,
       "time/compile_s": compile_s,
     }
     for step in range(1, steps + 1)
-  ]
+  ]  # fmt: skip
 
 
 def merged(config, changes):

@@ -45,13 +45,10 @@ def sample(
     rows[p, :, S - len(ids) : S] = ids
   fold = jnp.vectorize(jax.random.fold_in)
   out, logp = _continue(
-    policy.logits,
-    params,
-    jnp.asarray(rows.reshape(P * n, -1)),
+    policy.logits, params, jnp.asarray(rows.reshape(P * n, -1)),
     fold(fold(key, jnp.arange(P)[:, None]), jnp.arange(n)[None]).ravel(),
-    SamplingParams(**sampling),
-    T,
-  )
+    SamplingParams(**sampling), T,
+  )  # fmt: skip
   tokens = np.asarray(out)[:, S:].reshape(P, n, T)
   ended = np.isin(tokens, stop_ids)
   mask = np.cumsum(ended, axis=2) - ended == 0

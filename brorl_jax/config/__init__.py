@@ -15,13 +15,6 @@ from brorl_jax.config.config import (
 from brorl_jax.config.section import Section, Wrong, setting
 
 __all__ = [
-  "Config",
-  "PhaseConfig",
-  "Section",
-  "Wrong",
-  "as_dict",
-  "every_field",
-  "flat",
-  "of",
-  "setting",
-]
+  "Config", "PhaseConfig", "Section", "Wrong", "as_dict", "every_field", "flat",
+  "of", "setting",
+]  # fmt: skip

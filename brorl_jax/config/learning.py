@@ -72,31 +72,18 @@ class Reward(Section):
     source="stated",
     phased=True,
   )
-  length_tasks: tuple[str, ...] = setting(
-    (),
-    "Tasks (a line's `source`) whose responses get these rewards and the "
-    "penalty on repetition; (): all. The authors' script of ProRL v2 selects "
-    "some, unknown which.",
-    phased=True,
-  )
   length_buffer: int = setting(
     2,
     "Tokens over which 'overlong' falls; DAPO has 4,096 of 20,480.",
     unit="tokens",
     phased=True,
   )
-  repeat_penalty: float = setting(
-    0.0,
+  repeat_penalty: tuple[float, ...] = setting(
+    (0.0, 40),
     "Subtracted for each token that ends an n-gram which the response had "
-    "before; 0: off. The authors' script of ProRL v2 has 0.001.",
-    unit="per token",
-    phased=True,
-  )
-  repeat_ngram: int = setting(
-    40,
-    "Tokens of such an n-gram. Unknown for ProRL; the source of its reward, "
-    "arXiv 2502.03373, has 40.",
-    unit="tokens",
+    "before, 0: off; and the n-gram's tokens. The authors' script of ProRL v2 "
+    "has 0.001; the source of its reward, arXiv 2502.03373, 40.",
+    unit="per token, tokens",
     source="unknown",
     phased=True,
   )
@@ -119,10 +106,13 @@ class Reward(Section):
     # Beyond: the squares of rewards are summed in float32.
     good = good and -1e6 <= ends[0] <= ends[1] <= 1e6
     yield "length_range", good, "two ascending numbers of at most 1e6 in size"
-    yield from self.at_least(1, "length_buffer", "repeat_ngram")
-    yield "repeat_penalty", 0.0 <= self.repeat_penalty <= 1.0, "between 0 and 1"
-    good = all(isinstance(x, str) for x in self.length_tasks)
-    yield "length_tasks", good, "names of tasks"
+    yield from self.at_least(1, "length_buffer")
+    given = self.repeat_penalty
+    good = len(given) == 2 and not of_kind(given[0], float)
+    good = good and not of_kind(given[1], int) and given[1] >= 1
+    good = good and 0.0 <= given[0] <= 1.0
+    must = "(a number between 0 and 1, tokens of an n-gram) such as (0.001, 40)"
+    yield "repeat_penalty", good, must
     steps = self.length_steps
     good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0
@@ -131,7 +121,7 @@ class Reward(Section):
   @property
   def scheduled(self) -> bool:
     """Whether something follows `length_steps`."""
-    return self.length in ("cosine", "replace") or self.repeat_penalty > 0.0
+    return self.length in ("cosine", "replace") or self.repeat_penalty[0] > 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,9 +292,6 @@ class Optim(Section):
   betas: tuple[float, ...] = setting(
     (0.9, 0.95), "Decay of the first and second moment.", source="unknown"
   )
-  eps: float = setting(
-    1e-8, "Added to the square root of the second moment.", source="unknown"
-  )
   weight_decay: float = setting(
     0.0,
     "AdamW's weight decay: an update subtracts lr x this x the weight.",
@@ -367,6 +354,6 @@ class Optim(Section):
     yield from self.at_least(1, "minibatches")
     follows = "it follows from the devices"
     yield from self.at_least(0, "rows", "blocks", zero=follows)
-    yield from self.positive("lr", "eps", "max_grad_norm")
+    yield from self.positive("lr", "max_grad_norm")
     yield from self.at_least(0, "warmup", "lr_samples", "weight_decay")
     yield from self.at_least(0, "spike", zero="off")

@@ -234,7 +234,8 @@ class Guard(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.fractions("entropy_low")
+    low = self.entropy_low
+    yield "entropy_low", 0.0 <= low < 1.0, "at least 0 and below 1"
     for name in ("truncated", "score_drop"):
       yield name, 0.0 <= getattr(self, name) <= 1.0, "0 to 1"
     yield from self.at_least(0, "kl", "end_after")

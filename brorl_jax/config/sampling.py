@@ -72,11 +72,8 @@ class DataConfig(Section):
   )
   skip_bad: bool = setting(
     False,
-    "Skip invalid lines and prompts above prompt_tokens, and count them, "
-    "instead of stopping.",
-  )
-  drop_overlap: bool = setting(
-    False, "Leave out, and count, training prompts that heldout_files have."
+    "Skip, and count, invalid lines, prompts above prompt_tokens and training "
+    "prompts that heldout_files have, instead of stopping.",
   )
   prompt_tokens: int = setting(
     40,
@@ -96,7 +93,9 @@ class DataConfig(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.paths("files", "heldout_files")
+    for name in ("files", "heldout_files"):
+      good = all(isinstance(p, str) and p for p in getattr(self, name))
+      yield name, good, "paths such as ('a.jsonl', 'b.parquet')"
     yield from self.at_least(2, "heldout_one_in")
     yield from self.at_least(1, "prompt_tokens")
 

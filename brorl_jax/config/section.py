@@ -89,17 +89,6 @@ class Section:
     for name in names:
       yield name, getattr(self, name) > 0.0, "positive"
 
-  def fractions(self, *names: str) -> Iterator[Rule]:
-    """The rule that each of these fields is a fraction of 1."""
-    for name in names:
-      yield name, 0.0 <= getattr(self, name) < 1.0, "at least 0 and below 1"
-
-  def paths(self, *names: str) -> Iterator[Rule]:
-    """The rule that each of these fields is a tuple of paths."""
-    for name in names:
-      good = all(isinstance(p, str) and p for p in getattr(self, name))
-      yield name, good, "paths such as ('a.jsonl', 'b.parquet')"
-
 
 def of_kind(value: Any, kind: Any) -> str:
   """What a value of a field of this type must be; "" if it is."""
@@ -116,7 +105,10 @@ def of_kind(value: Any, kind: Any) -> str:
     return "below 2**53" if large else ""
   for type_, name in _NAMES.items():
     if kind is type_ or typing.get_origin(kind) is type_:
-      return "" if isinstance(value, type_) and _in_utf8(value) else name
+      # What a shell gives as a text need not be UTF-8.
+      lost = isinstance(value, str) and not value.isascii()
+      lost = lost and value != value.encode(errors="ignore").decode()
+      return "" if isinstance(value, type_) and not lost else name
   return ""
 
 
@@ -126,13 +118,6 @@ _NAMES = {
   tuple: "a tuple",
   Mapping: "a dict",
 }
-
-
-def _in_utf8(value: Any) -> bool:
-  """Whether a text can be written; what a shell gives need not be UTF-8."""
-  if not isinstance(value, str):
-    return True
-  return value == value.encode(errors="ignore").decode()
 
 
 def _shown(value: Any) -> str:

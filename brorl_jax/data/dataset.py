@@ -68,7 +68,7 @@ from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 # Bytes of a row that a function reads: LiveCodeBench has tests of many MB.
 _MAX_ROW = 1 << 28
 _Kept = dict[str, tuple[Example, Place]]  # by id
-_ALSO = "also a held-out prompt (data.drop_overlap)"
+_ALSO = "also a held-out prompt"
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
 _BLANK = re.compile(r"(?<!\w) | (?!\w)")
 
@@ -241,23 +241,23 @@ def sides(
   files: Sequence[str],
   heldout_files: Sequence[str],
   one_in: int,
-  drop_overlap: bool,
+  skip_bad: bool,
 ) -> tuple[Data, Data]:
   """Training and held-out data of a config's files.
 
   `read`: (files, beside=other files) -> their data. `files` may be empty if
   there are `heldout_files`; without them a part of `files`, one in `one_in`, is
-  held out as by `split`. `drop_overlap`: prompts of both sides are held out.
+  held out as by `split`. `skip_bad`: prompts of both sides are held out.
   """
   train = read(files, beside=heldout_files) if files else Data([], [])
   if not heldout_files:
     return split(train, one_in=one_in)
   held = read(heldout_files, beside=files)
-  if drop_overlap:
+  if skip_bad:
     train = without(train, {worded(e) for e in held.examples})
   if files and not train.examples:
     raise DataError("every prompt of data.files is held out; name other files")
-  flag = "set --config.data.drop_overlap=True"
+  flag = "set --config.data.skip_bad=True"
   refuse_overlap(train, held, f"remove one, or {flag}")
   return train, held
 

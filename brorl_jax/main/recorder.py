@@ -92,12 +92,6 @@ def records_of_step(
   return records(this, c, how, examples, scorer, params, prompts)
 
 
-def now() -> str:
-  """The time, as ISO 8601 in UTC with milliseconds."""
-  at = datetime.datetime.now(datetime.UTC)
-  return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def this_process() -> dict[str, Any]:
   """Which process of which machine this is."""
   return {"pid": os.getpid(), "host": platform.node()}
@@ -248,7 +242,9 @@ class Recorder:
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
   def _write(self, step: int, what: Mapping[str, Any]) -> None:
-    self._events.write({"step": step, "time": now(), **what})
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    at = at.replace("+00:00", "Z")
+    self._events.write({"step": step, "time": at, **what})
 
   def step(
     self,

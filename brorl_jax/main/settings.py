@@ -245,7 +245,7 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   yield (
     "advantage.kind",
     not (c.advantage.k or c.advantage.kind == "maxrl")
-    or not (shaped or c.reward.repeat_penalty),
+    or not (shaped or c.reward.repeat_penalty[0]),
     "another kind if the reward depends on the length: it takes the mean "
     "reward for the share of right rollouts",
   )

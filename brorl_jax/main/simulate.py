@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brorl_jax.config.section import Rule
@@ -125,7 +124,8 @@ def figure3(path: pathlib.Path, runs: Sequence[dict[str, Any]]) -> None:
       y = scale * np.array(run[name])
       axis.plot(range(len(y)), y, color=colour, label=f"N = {run['n']:,}")
     axis.set(title=title, ylabel=unit, xlabel="step")
-    _plain(axis)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
   figure.supxlabel("means over seeds; right: the worst token of any", size=8)
   axes[0].legend(fontsize=8)
   figure.savefig(path, dpi=130)
@@ -146,8 +146,3 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
   ]
   start = runs[0]["correct_mass"][0]
   return "\n".join([*out, f"  (Q_pos starts at {start:.4f})"])
-
-
-def _plain(axis: Axes) -> None:
-  axis.grid(alpha=0.25)
-  axis.spines[["top", "right"]].set_visible(False)

@@ -86,18 +86,11 @@ class Axes:
     return dataclasses.replace(self, data=each // fsdp, fsdp=fsdp)
 
   def filled(self, devices: int) -> "Axes":
-    """With fsdp = -1 as what the other axes leave of the devices.
-
-    Raises ValueError if a size is not positive.
-    """
-    others = self.data * self.within
-    if min(self.data, self.tensor, self.expert) < 1 or (
-      self.fsdp < 1 and self.fsdp != -1
-    ):
-      raise ValueError(f"mesh ({self}): sizes must be positive; fsdp may be -1")
+    """With fsdp = -1 as what the other axes leave of the devices."""
     if self.fsdp != -1:
       return self
-    return dataclasses.replace(self, fsdp=max(devices // others, 1))
+    left = devices // (self.data * self.within)
+    return dataclasses.replace(self, fsdp=max(left, 1))
 
   def __str__(self) -> str:
     sizes = zip(NAMES, self.sizes, strict=True)

@@ -309,10 +309,10 @@ def refuse_changes(
 
 def optimizer(c: Config) -> tuple[Optimizer, Schedule]:
   """AdamW with a warm-up, and the rate of each update."""
-  names = ("warmup", "eps", "weight_decay", "max_grad_norm")
+  names = ("warmup", "weight_decay", "max_grad_norm")
   how = {name: getattr(c.optim, name) for name in names}
   b1, b2 = c.optim.betas
-  return states.adamw(lr=scaled_lr(c), b1=b1, b2=b2, **how)
+  return states.adamw(lr=scaled_lr(c), b1=b1, b2=b2, eps=1e-8, **how)
 
 
 def scaled_lr(c: Config) -> float:

@@ -58,13 +58,11 @@ def shaped(
   elif c.length == "overlong":
     over = length_penalty.overlong(length, limit=limit, buffer=c.length_buffer)
     added = high + (high - low) * over
-  if c.repeat_penalty and active:  # by prompt, as sorting takes memory
+  penalty, ngram = c.repeat_penalty
+  if penalty and active:  # by prompt, as sorting takes memory
     each = zip(rollouts.tokens, rollouts.mask, strict=True)
-    count = functools.partial(length_penalty.repeats, size=c.repeat_ngram)
-    added -= c.repeat_penalty * jnp.stack([count(*of) for of in each])
-  if c.length_tasks:
-    chosen = [row[0].task in c.length_tasks for row in groups.scores.responses]
-    added = jnp.where(jnp.array(chosen)[:, None], added, 0.0)
+    count = functools.partial(length_penalty.repeats, size=ngram)
+    added -= penalty * jnp.stack([count(*of) for of in each])
   return reward * factor + added, added
 
 

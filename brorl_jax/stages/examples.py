@@ -67,7 +67,7 @@ def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   of = functools.partial(
     dataset.read, form=form, domains=DOMAINS, skip_bad=c.skip_bad
   )
-  return dataset.sides(of, *sides, c.heldout_one_in, c.drop_overlap)
+  return dataset.sides(of, *sides, c.heldout_one_in, c.skip_bad)
 
 
 def _shares(weights: Mapping[str, float], *, made: bool) -> str:
@@ -167,7 +167,7 @@ class Examples:
     train, held = read_files(self._c, own=own)
     skipped = [*train.skipped, *held.skipped]
     self.left_out, self.forms = [*map(str, skipped)], {**train.forms}
-    if self._c.drop_overlap:
+    if self._c.skip_bad and self._c.heldout_files:
       self.dropped = sorted({dataset.worded(e).hex() for e in held.examples})
     grouped, kept = _by_domain(self._fitting(train)), self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):

@@ -1,19 +1,9 @@
 """Functions that a user brings in a file or a package, rewards above all.
 
-    # mine.py
-    def score(response, example):
-      return float(response.strip() == example["answer"])
-
-The names of the parameters decide how a reward is called:
-
-    def score(response, example) -> float | Verdict
-    def score(responses, example, step) -> list of them, one for each response
-
-`responses` are all responses to one prompt, duplicates included, in the order
-of the rollouts. `example` is a dict with "id", "prompt", "messages", "source"
-and every column of the data line. `step` is the training step, None in an
-evaluation. Both are optional. README.md has what a function may return, and
-when a response becomes invalid.
+README.md has the forms of a reward, which the names of its parameters tell,
+what it may return, and when a response becomes invalid. `responses` are all
+responses to one prompt, duplicates included, in the order of the rollouts;
+`example` and `step` are optional.
 
 The functions run in several worker processes, without a sandbox: they may use
 the network, files and other processes. Each process imports the file once, so

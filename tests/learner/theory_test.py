@@ -128,14 +128,9 @@ def test_measure_by_hand():
     ([0.5, 0.25, 0.25], [0, 1, 0], [1, 1, 0]),
   ):
     b = mass_balance.mass_balance(
-      jnp.array(probs),
-      jnp.array(correct, bool),
-      jnp.array(sampled, bool),
-      reward_correct=1.0,
-      reward_wrong=-1.0,
-      lr=1.0,
-      n=4,
-    )
+      jnp.array(probs), jnp.array(correct, bool), jnp.array(sampled, bool),
+      reward_correct=1.0, reward_wrong=-1.0, lr=1.0, n=4,
+    )  # fmt: skip
     terms.append(float(b.sampled_correct + b.sampled_wrong))
   assert got["theory/sampled_terms_per_lr"] == pytest.approx(
     np.mean(terms), rel=1e-5

@@ -235,12 +235,9 @@ def scored(batches, at, temperature=1.0):
   for batch in batches:
     flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
     logits = response_logits(
-      POLICY,
-      at,
-      flat(batch.prompt),
-      flat(batch.prompt_mask),
+      POLICY, at, flat(batch.prompt), flat(batch.prompt_mask),
       flat(batch.response),
-    )
+    )  # fmt: skip
     yield tuple(
       x.reshape(batch.mask.shape)
       for x in losses.token_logp(logits / temperature, flat(batch.response))
@@ -436,14 +433,9 @@ def test_rollouts_that_do_not_count_are_not_packed():
   cut = np.array([[False, False, False, True], [True, True, False, False]])
   advantage = np.arange(8, dtype=np.float32).reshape(2, 4)
   minibatches = lambda counted: update.minibatches(
-    some,
-    advantage,
-    counted,
-    Layout(rows=2, blocks=2, length=4, prompt=5),
-    count=2,
-    seed=(0, 1),
-    scale=lambda length: None,
-  )
+    some, advantage, counted, Layout(rows=2, blocks=2, length=4, prompt=5),
+    count=2, seed=(0, 1), scale=lambda length: None,
+  )  # fmt: skip
   parts = minibatches(~cut)
   want = {}
   for p, n, t in np.argwhere(some.rollouts.mask):

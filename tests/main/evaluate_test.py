@@ -251,12 +251,9 @@ def test_kill_9_at_any_time(tmp_path):
     "XLA_FLAGS": compiling.QUICK,
   }
   start = lambda name: subprocess.Popen(
-    [*command, f"--workdir={tmp_path / name}"],
-    cwd=ROOT,
-    env=environment,
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-  )
+    [*command, f"--workdir={tmp_path / name}"], cwd=ROOT, env=environment,
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+  )  # fmt: skip
   records = lambda name: tmp_path / name / "eval" / "records.jsonl"
   size = lambda: records("b").stat().st_size if records("b").exists() else 0
   assert start("a").wait(timeout=240) == 0
@@ -462,13 +459,11 @@ def run_on(
   for some in (*earlier, files):
     c = config(
       **{
-        "data.domains.gym.weight": gym_weight,
-        "data.files": tuple(some),
-        "data.heldout_files": tuple(held_out),
-        "data.heldout_one_in": one_in,
+        "data.domains.gym.weight": gym_weight, "data.files": tuple(some),
+        "data.heldout_files": tuple(held_out), "data.heldout_one_in": one_in,
         **more,
       }
-    )
+    )  # fmt: skip
     there = [path for path in some if os.path.exists(path)]
     files = dict.fromkeys(some, "not there any more")
     files |= dataset.file_digests(there) if there else {}
@@ -617,7 +612,7 @@ def test_a_run_that_read_by_a_function_and_dropped_prompts(tmp_path):
     [{"prompt": f"{i} +1 = X?", "answer": "4"} for i in numbers],
   )
   rows(3, 50)
-  changes = {"data.files": (str(path),), "data.drop_overlap": True}
+  changes = {"data.files": (str(path),), "data.skip_bad": True}
   changes |= {"data.heldout_files": (str(tmp_path / "b.jsonl"),)}
   changes |= {"data.fields": f"{path}={mine}:row", "data.domain": "math"}
   c, text = config(**changes), tokenizer.Tokenizer(huggingface.ASSETS)
@@ -636,9 +631,9 @@ def test_a_run_that_read_by_a_function_and_dropped_prompts(tmp_path):
   with refuses(ValueError, f"{mine}:row has changed since {run}"):
     refuse(run, held_out)
   read = lambda c: examples.read_files(c.data, own=False)
-  flag = "remove one, or set --config.data.drop_overlap=True"
+  flag = "remove one, or set --config.data.skip_bad=True"
   with refuses(ValueError, f"b.jsonl, line 1 ... a.jsonl, line 4; {flag}"):
-    read(config(**changes | {"data.drop_overlap": False}))
+    read(config(**changes | {"data.skip_bad": False}))
   rows(*range(9))
   with refuses(ValueError, "every prompt of data.files is held out"):
     read(c)

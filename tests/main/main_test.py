@@ -138,11 +138,9 @@ def test_overrides_are_typed_and_reach_the_run(arrived):
   assert c.policy.checkpoint == "/a --config.b"
   assert c.phases[1].config.sampling.n == 32
   assert how == {
-    "allow_change": True,
-    "begin_again": False,
-    "from_step": None,
+    "allow_change": True, "begin_again": False, "from_step": None,
     "profile_step": None,
-  }
+  }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["n16", "configs/n16.py"])

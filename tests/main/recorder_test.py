@@ -257,13 +257,11 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
   reset = {"event": "reference reset", "why": "KL"}
   resume = {"event": "resume", "again": 0, **this_process()}
   assert timeless(tmp_path) == [
-    {"step": 2, **resume, "after": None},
-    {"step": 1, **reset},
-    {"step": 2, **reset},
-    {"step": 2, **resume, "after": NO_WORD},
+    {"step": 2, **resume, "after": None}, {"step": 1, **reset},
+    {"step": 2, **reset}, {"step": 2, **resume, "after": NO_WORD},
     {"step": 2, "event": "config", "changed": {"n": 512}},
     {"step": 3, "event": "phase", "changed": {"n": 32}},
-  ]
+  ]  # fmt: skip
 
 
 def start_at(wired, tmp_path, done, **more):
@@ -492,14 +490,12 @@ END = {"event": "end", "why": "no space"}
 @pytest.mark.parametrize(
   "lines, said",
   [
-    ([], None),
-    ([{"event": "phase"}, {"event": "warning", "why": "x"}], None),
-    ([{"event": "start"}], NO_WORD),
-    ([{"event": "start"}, END], "no space"),
+    ([], None), ([{"event": "phase"}, {"event": "warning", "why": "x"}], None),
+    ([{"event": "start"}], NO_WORD), ([{"event": "start"}, END], "no space"),
     ([{"event": "start"}, END, {"event": "warning", "why": "x"}], "no space"),
     ([{"event": "start"}, END, {"event": "resume"}], NO_WORD),
   ],
-)
+)  # fmt: skip
 def test_the_last_word_of_a_process(tmp_path, lines, said):
   path = tmp_path / "events.jsonl"
   path.write_text("".join(json.dumps(x) + "\n" for x in lines))

@@ -1,6 +1,7 @@
 """Tests of --mode=simulate: curves, figures, the table, and what is refused."""
 
 import json
+import math
 
 import jax
 import matplotlib.pyplot as plt
@@ -92,9 +93,18 @@ def test_what_is_not_finite_is_no_report(tmp_path):
     (dict(n=(0,)), "config.n = (0,) ... of at least 1"),
     (dict(n=()), "config.n = () ... one number"),
     (dict(n=(4.5,)), "config.n = (4.5,) ... integers"),
+    (dict(steps=0), "config.steps = 0 ... at least 1"),
+    (dict(correct=0), "config.correct = 0 ... 1 to vocab - 1"),
+    (dict(correct=128_000), "config.correct = 128000 ... 1 to vocab - 1"),
     (dict(b1=1.0), "config.b1 = 1.0 ... at least 0 ... below 1"),
-    (dict(lr=0.0), "config.lr = 0.0 must be positive"),
-    (dict(anchor=float("nan")), "config.anchor = nan ... finite ... None"),
+    (dict(b2=-0.1), "config.b2 = -0.1 ... at least 0 ... below 1"),
+    *(
+      ({name: 0.0}, f"config.{name} = 0.0 must be positive")
+      for name in ("lr", "eps", "sgd_lr")
+    ),
+    (dict(weight_decay=math.inf), "config.weight_decay = inf ... positive"),
+    (dict(seeding=math.nan), "config.seeding = nan ... finite"),
+    (dict(anchor=math.nan), "config.anchor = nan ... finite ... None"),
   ],
 )
 def test_settings_of_the_simulator_are_refused(change, line):
@@ -116,13 +126,11 @@ def simulated():
       "worst_drop": [0.0, -4.5e-5, -1.2e-6],
     }
     for optimizer, n, change, improved in (
-      ("adamw", 4, -0.028, 0.115),
-      ("adamw", 512, 0.0041, 0.627),
-      ("adamw", 51200, 0.017, 1.0),
-      ("sgd", 4, 7.5e-5, 0.17),
+      ("adamw", 4, -0.028, 0.115), ("adamw", 512, 0.0041, 0.627),
+      ("adamw", 51200, 0.017, 1.0), ("sgd", 4, 7.5e-5, 0.17),
       ("sgd", 51200, 9.7e-5, 1.0),
     )
-  ]
+  ]  # fmt: skip
 
 
 def test_the_table_of_the_simulator():

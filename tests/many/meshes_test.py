@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
-from messages import mentions, refuses
+from messages import refuses
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
@@ -33,22 +33,13 @@ def test_a_mesh_fills_the_devices(sizes, shape):
 
 
 @pytest.mark.parametrize(
-  "sizes, why",
-  [
-    ((1, 3, 2, 1), "8 devices"), ((1, 2, 2, 1), "8 devices"),
-    ((2, 8, 1, 1), "8 devices"), ((1, -1, 3, 1), "8 devices"),
-    ((1, -1, 4, 4), "8 devices"), ((1, 0, 8, 1), "positive ... -1"),
-    ((1, -2, 1, 1), "positive ... -1"), ((0, 8, 1, 1), "positive ... -1"),
-    ((1, 8, 0, 1), "positive ... -1"), ((1, -1, 1, -1), "positive ... -1"),
-    ((-1, 8, 1, 1), "positive ... -1"),
-  ],
-)  # fmt: skip
-def test_refuses_a_mesh_that_the_devices_do_not_fill(sizes, why):
-  with pytest.raises(ValueError) as e:
-    meshes.make_mesh(**dict(zip(meshes.NAMES, sizes, strict=True)))
+  "sizes",
+  [(1, 3, 2, 1), (1, 2, 2, 1), (2, 8, 1, 1), (1, -1, 3, 1), (1, -1, 4, 4)],
+)
+def test_refuses_a_mesh_that_the_devices_do_not_fill(sizes):
   named = "mesh (data={}, fsdp={}, tensor={}, expert={})".format(*sizes)
-  assert str(e.value).startswith(named)
-  assert mentions(str(e.value), why) and "\n" not in str(e.value)
+  with refuses(ValueError, f"{named} does not fill the 8 devices"):
+    meshes.make_mesh(**dict(zip(meshes.NAMES, sizes, strict=True)))
 
 
 def test_what_a_mesh_has_by_hand():
@@ -64,14 +55,11 @@ def test_what_a_mesh_has_by_hand():
 @pytest.mark.parametrize(
   "axes, processes, want",
   [
-    (Axes(1, 8), 4, Axes(1, 2)),
-    (Axes(2, 4), 2, Axes(1, 4)),
-    (Axes(2, 4), 4, Axes(1, 2)),
-    (Axes(4, 2), 2, Axes(2, 2)),
-    (Axes(4, 2, 2, 3), 8, Axes(1, 1, 2, 3)),
-    (Axes(4, 3), 2, Axes(2, 3)),
+    (Axes(1, 8), 4, Axes(1, 2)), (Axes(2, 4), 2, Axes(1, 4)),
+    (Axes(2, 4), 4, Axes(1, 2)), (Axes(4, 2), 2, Axes(2, 2)),
+    (Axes(4, 2, 2, 3), 8, Axes(1, 1, 2, 3)), (Axes(4, 3), 2, Axes(2, 3)),
   ],
-)
+)  # fmt: skip
 def test_a_process_has_whole_rows(axes, processes, want):
   assert axes.share(processes) == want
 

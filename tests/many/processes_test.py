@@ -72,14 +72,11 @@ def two(what: str) -> tuple[list[int], list[str]]:
   port = launchers.free_port()
   started = [
     subprocess.Popen(
-      [sys.executable, "-c", PROGRAM, str(me), str(port), what],
-      cwd=ROOT,
-      stderr=subprocess.PIPE,
-      stdout=subprocess.DEVNULL,
-      text=True,
+      [sys.executable, "-c", PROGRAM, str(me), str(port), what], cwd=ROOT,
+      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )
     for me in (0, 1)
-  ]
+  ]  # fmt: skip
   try:
     if what[-1] not in "01":
       said = [one.communicate(timeout=60)[1] for one in started]

@@ -200,13 +200,9 @@ def test_attention_is_the_softmax_over_both_kinds_of_keys(
   mask = rng.random((*MASKS.get(shared, (P, R, Q)), S)) < 0.6
   prefix, own = (k_shared, v_shared, mask), (k_own, v_own, visible)
   got = attention.attend(
-    jnp.asarray(q),
-    None if shared is None else tuple(map(jnp.asarray, prefix)),
-    tuple(map(jnp.asarray, own)),
-    scale=0.3,
-    softcap=softcap,
-    target=CPU,
-  )
+    jnp.asarray(q), None if shared is None else tuple(map(jnp.asarray, prefix)),
+    tuple(map(jnp.asarray, own)), scale=0.3, softcap=softcap, target=CPU,
+  )  # fmt: skip
   mask = np.broadcast_to(mask, (P, R, Q, S))
   want = np.zeros(q.shape)
   for p, r, t, h in np.ndindex(P, R, Q, H):

@@ -59,12 +59,9 @@ def plain(q, shared, pages, column, limit, softcap):
   )
   out = attention.attend(
     jnp.repeat(q[:, :, None], T, axis=2),
-    (shared.k, shared.v, shared.mask[:, :, None]),
-    (apart(k), apart(v), seen),
-    scale=K**-0.5,
-    softcap=softcap,
-    target=here(),
-  )
+    (shared.k, shared.v, shared.mask[:, :, None]), (apart(k), apart(v), seen),
+    scale=K**-0.5, softcap=softcap, target=here(),
+  )  # fmt: skip
   return out[:, :, -1]
 
 
@@ -401,13 +398,9 @@ def test_heads_spread_over_devices_stay_there(half, every):
     mesh = meshes.over([jax.devices()[: axes.devices]], axes)
     own, whole = PartitionSpec("fsdp"), PartitionSpec()
     form = jax.shard_map(
-      attending("gpu"),
-      mesh=mesh,
-      in_specs=(own, own, whole, own, own, own),
-      out_specs=own,
-      axis_names={*meshes.ROWS},
-      check_vma=False,
-    )
+      attending("gpu"), mesh=mesh, in_specs=(own, own, whole, own, own, own),
+      out_specs=own, axis_names={*meshes.ROWS}, check_vma=False,
+    )  # fmt: skip
     assert kernels_of(form, half) == 1
     heads = jax.NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
     case = *half[:2], jax.device_put(half[2], heads), *half[3:]

@@ -46,13 +46,9 @@ def draw(*, P=2, M=3, Q=10, H=6, G=2, K=8, S=7, how="left", own="all"):
 def plain(q, sides, real, masks, softcap=0.0):
   shared, own = sides
   return attention.attend(
-    q,
-    shared and (*shared, masks[0]),
-    (*own, masks[1]),
-    scale=0.3,
-    softcap=softcap,
-    target=CPU,
-  )
+    q, shared and (*shared, masks[0]), (*own, masks[1]), scale=0.3,
+    softcap=softcap, target=CPU,
+  )  # fmt: skip
 
 
 def fused(q, sides, real, masks=None, *, target=GPU, mesh=None, softcap=0.0):
@@ -134,14 +130,10 @@ def test_inside_a_map_over_prompts_heads_are_cut(kernels):
   split = jax.sharding.PartitionSpec("fsdp")
   form = lambda q, sides, real, masks: jax.jit(
     jax.shard_map(
-      fused,
-      mesh=mesh,
-      in_specs=split,
-      out_specs=split,
-      axis_names={*meshes.ROWS},
-      check_vma=False,
+      fused, mesh=mesh, in_specs=split, out_specs=split,
+      axis_names={*meshes.ROWS}, check_vma=False,
     )
-  )(q, sides, real)
+  )(q, sides, real)  # fmt: skip
   compare(form, fused, (q, sides, real, masks), counted(real, q), 2e-5)
 
 

@@ -143,15 +143,9 @@ def test_policy_is_transformers_in_every_form(tmp_path, name):
   prompts = theirs.prompts()
   stop = (7, 11, 13)
   out = sampler.sample(
-    policy,
-    params,
-    prompts,
-    jax.random.key(0),
-    n=5,
-    slots=2,
-    max_new_tokens=24,
+    policy, params, prompts, jax.random.key(0), n=5, slots=2, max_new_tokens=24,
     stop_ids=stop,
-  )
+  )  # fmt: skip
   out = jax.device_get(out)
   assert out.mask.sum(axis=2).min() < 24 == out.mask.sum(axis=2).max()
   for p, prompt in enumerate(prompts):

@@ -278,13 +278,10 @@ def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
   make = lambda: sharding.heads_apart([jnp.zeros((3, 2, 4, 5))] * 2, axis=2)
   apart = jax.jit(
     jax.shard_map(
-      make,
-      mesh=mesh,
-      in_specs=(),
-      out_specs=P("fsdp"),
+      make, mesh=mesh, in_specs=(), out_specs=P("fsdp"),
       axis_names={*meshes.ROWS},
     )
-  )()
+  )()  # fmt: skip
   for x in apart:
     assert x.shape == (12, 2, 4, 5)
     assert x.sharding.shard_shape(x.shape) == (3, 2, 2, 5)

@@ -39,13 +39,9 @@ def plan(topology: str, *words: str) -> dict:
   env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
   command = [sys.executable, "-m", *words, f"--topology={topology}"]
   start = functools.partial(
-    subprocess.run,
-    command,
-    env=os.environ | env,
-    capture_output=True,
-    text=True,
-    timeout=800,
-  )
+    subprocess.run, command, env=os.environ | env, capture_output=True,
+    text=True, timeout=800,
+  )  # fmt: skip
   done = start()
   # XLA forks a process of gigabytes for it, and asks the system once.
   if "Failed to launch ptxas" in done.stderr:

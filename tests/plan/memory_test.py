@@ -321,16 +321,9 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
   dropped = sum(map(bytes_, jax.tree.leaves(page))) if older else 0
   state = sum(map(bytes_, jax.tree.leaves(start[0])))
   step = total(
-    decode,
-    inputs,
-    older,
-    np.int32(len(older)),
-    page,
-    s,
-    True,
-    np.int32(9),
+    decode, inputs, older, np.int32(len(older)), page, s, True, np.int32(9),
     donated=(3, 4),
-  )
+  )  # fmt: skip
   return state, {
     "prefilling": total(fill, *start),
     "decoding": state + dropped + step,

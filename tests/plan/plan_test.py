@@ -114,12 +114,9 @@ def test_training_state_is_what_training_makes(reference, offload):
   c = config(offload=offload, in_flight=4 * 512, blocks=4)
   tx, _ = resolve.optimizer(c)
   state = states.initial_state(
-    SMALL.init(jax.random.key(0)),
-    tx,
-    mesh,
-    keep_reference=reference,
+    SMALL.init(jax.random.key(0)), tx, mesh, keep_reference=reference,
     offload=offload,
-  )
+  )  # fmt: skip
   device = jax.devices()[0]
   held = sum(
     shard.data.nbytes

@@ -286,12 +286,10 @@ def test_tables_and_a_line_of_json(show):
 @pytest.mark.parametrize(
   ("name", "lower"),
   [
-    ("score", "optim.rows = 4"),
-    ("gradient", "optim.rows = 4"),
-    ("decode", "sampling.slots = 3"),
-    ("apply", "theory.prompts = 16"),
+    ("score", "optim.rows = 4"), ("gradient", "optim.rows = 4"),
+    ("decode", "sampling.slots = 3"), ("apply", "theory.prompts = 16"),
   ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
   show, capsys, name, lower
 ):

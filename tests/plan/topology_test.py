@@ -80,10 +80,8 @@ def test_names(text, kind, shape, platform, devices):
   "text, says",
   [
     ("", "KIND:SHAPE ... h100:1x8 ... here"),
-    ("h100", "KIND:SHAPE ... h100:1x8 ... here"),
-    ("h100:", "KIND:SHAPE"),
-    ("h100:1x", "KIND:SHAPE"),
-    ("here:8", "'here' is unknown"),
+    ("h100", "KIND:SHAPE ... h100:1x8 ... here"), ("h100:", "KIND:SHAPE"),
+    ("h100:1x", "KIND:SHAPE"), ("here:8", "'here' is unknown"),
     ("tpu:8", "'tpu' is unknown ... h100, h200, v5p, v5e, v6e, cpu, here"),
     ("h100:8", "hosts x GPUs of each ... h100:1x8"),
     ("h100:0x8", "hosts x GPUs of each"),
@@ -91,7 +89,7 @@ def test_names(text, kind, shape, platform, devices):
     ("cpu:2x2x2", "processes x devices of each ... cpu:64 ... cpu:8x8"),
     ("cpu:0", "processes x devices of each ... cpu:64"),
   ],
-)
+)  # fmt: skip
 def test_a_wrong_name_is_refused_with_one_that_is_right(text, says):
   line = refusal(topology.parse, text)
   assert line.startswith(f"--topology={text}: ") and mentions(line, says), line
@@ -132,11 +130,9 @@ def test_a_tpu_that_is_not_here_is_compiled_for(told, environment, installed):
   topology.prepare(topology.parse("v5e:4x4"))
   assert told["jax_platforms"] == "cpu"
   assert environment == {
-    "XLA_FLAGS": "--some",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "mine",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-  }
+    "XLA_FLAGS": "--some", "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "mine", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  }  # fmt: skip
 
 
 def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):

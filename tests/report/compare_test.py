@@ -310,12 +310,10 @@ def test_curves_are_the_metrics_by_step():
     line |= {"policy/entropy": "x", "policy/kl_ref": 1e30}
   curves = numbers(run("a", lines=lines))["runs"][0]["curves"]
   assert curves == {
-    "step": [1, 2, 3],
-    "cpu_hours": [0.5, 1.0, 1.5],
-    "reward": [0.125, 0.25, 0.375],
-    "kept": [0.5, 0.25, 0.5],
+    "step": [1, 2, 3], "cpu_hours": [0.5, 1.0, 1.5],
+    "reward": [0.125, 0.25, 0.375], "kept": [0.5, 0.25, 0.5],
     "alive": [0.5, 0.75, None],
-  }
+  }  # fmt: skip
 
 
 def test_which_n_its_advantages_want():

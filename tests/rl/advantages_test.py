@@ -127,12 +127,10 @@ def one_code_path(reward, length, valid):
   if valid is not None:
     length = jnp.where(valid, length, 0.0)
   return (
-    where,
-    centered,
-    advantages.normalize_by_group(centered, valid),
+    where, centered, advantages.normalize_by_group(centered, valid),
     advantages.whiten_by_batch(centered, length, where),
     by_trajectory(centered, where, valid),
-  )
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [1e6, jnp.nan])

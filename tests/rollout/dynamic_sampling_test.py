@@ -84,15 +84,10 @@ def sampler_of(places, order=lambda held: held[:1], log=None, make=rollouts):
 def run(good, target, *, places=3, candidates=range(20), order=None, **more):
   sample = sampler_of(places, *([order] if order else []))
   return collect(
-    more.pop("sample", sample),
-    more.pop("score", scores_of(good)),
-    informative,
-    prompts,
-    candidates,
-    target=target,
-    plan=more.pop("plan", RoundPlan((N,))),
+    more.pop("sample", sample), more.pop("score", scores_of(good)), informative,
+    prompts, candidates, target=target, plan=more.pop("plan", RoundPlan((N,))),
     **more,
-  )
+  )  # fmt: skip
 
 
 def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
@@ -211,13 +206,9 @@ def test_where_the_time_went():
     return called
 
   sampled = run(
-    {2},
-    target=1,
-    places=1,
-    order=slow(0.05, lambda held: held),
-    score=slow(0.1, scores_of({2})),
-    meanwhile=slow(0.2, lambda: None),
-  )
+    {2}, target=1, places=1, order=slow(0.05, lambda held: held),
+    score=slow(0.1, scores_of({2})), meanwhile=slow(0.2, lambda: None),
+  )  # fmt: skip
   # Three prompts one after the other, each of them judged before the next.
   spent = sampled.spent
   assert spent["score"] >= 0.3

@@ -97,13 +97,9 @@ def made(held, free, most):
   spare = [*range(count, count + free), *[0] * count]
   one = lambda x: jnp.asarray([x], jnp.int32)
   return Blocks(
-    jnp.asarray(spare, jnp.int32),
-    one(free),
-    jnp.asarray(table),
-    jnp.asarray(held, jnp.int32),
-    one(0),
-    one(0),
-  )
+    jnp.asarray(spare, jnp.int32), one(free), jnp.asarray(table),
+    jnp.asarray(held, jnp.int32), one(0), one(0),
+  )  # fmt: skip
 
 
 def given(held, free, length, *, most=4, busy=None, columns=2):

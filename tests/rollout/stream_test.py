@@ -88,15 +88,9 @@ def test_a_place_is_free_as_soon_as_its_prompt_is_done():
   prompts = Prompts(tokens, tokens > 0, np.arange(6, dtype=np.int32))
   told = []
   got = streamed(
-    Feed(prompts),
-    places=2,
-    policy=Table(),
-    params=endless,
-    n=2,
-    slots=2,
-    max_new_tokens=40,
-    watch=told.append,
-  )
+    Feed(prompts), places=2, policy=Table(), params=endless, n=2, slots=2,
+    max_new_tokens=40, watch=told.append,
+  )  # fmt: skip
   assert list(got) == [1, 2, 3, 4, 5, 0]
   assert [int(one.mask.sum()) for one in got.values()] == [6] * 5 + [80]
   # Two lanes of two slots; the last steps are those of prompt 0.

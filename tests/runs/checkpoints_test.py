@@ -169,11 +169,9 @@ def cut(path):
 
 
 DAMAGE = {
-  "flip": flip,
-  "cut": cut,
-  "empty": lambda path: path.write_bytes(b""),
+  "flip": flip, "cut": cut, "empty": lambda path: path.write_bytes(b""),
   "delete": lambda path: path.unlink(),
-}
+}  # fmt: skip
 
 
 @pytest.mark.ci
@@ -396,12 +394,9 @@ like, store = t.state_of(0), run.open()
 {code}
 """
   return subprocess.run(
-    [sys.executable, "-c", code],
-    capture_output=True,
-    text=True,
-    timeout=120,
+    [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
     env={**os.environ, "JAX_PLATFORMS": "cpu"},
-  )
+  )  # fmt: skip
 
 
 def test_one_of_several_that_cannot_read_changes_nothing(run, monkeypatch):

@@ -79,12 +79,10 @@ def test_what_hinders_reading_is_no_damage(error, words):
   [
     FileNotFoundError(errno.ENOENT, "x"),
     ValueError("NOT_FOUND: [os_error_code='2']"),
-    ValueError("DATA_LOSS: checksum"),
-    OSError("no number"),
-    KeyError("seal"),
+    ValueError("DATA_LOSS: checksum"), OSError("no number"), KeyError("seal"),
     intact.Damage("w differs from what was saved"),
   ],
-)
+)  # fmt: skip
 def test_damage_hinders_nobody(error):
   assert intact.unreachable(error) is None
 

@@ -50,11 +50,9 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys, monkeypatch):
     '{"step": 3}',
   ]
   assert scalars_of(tmp_path) == {
-    ("eval/pass_at_1", 0): 0.125,
-    ("reward/mean", 1): 0.25,
-    ("reward/mean", 2): 0.5,
-    ("policy/kl_ref", 2): 0.75,
-  }
+    ("eval/pass_at_1", 0): 0.125, ("reward/mean", 1): 0.25,
+    ("reward/mean", 2): 0.5, ("policy/kl_ref", 2): 0.75,
+  }  # fmt: skip
   said = capsys.readouterr()
   assert said.out == ""
   assert "\x1b" not in said.err  # plain: not a terminal

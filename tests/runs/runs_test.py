@@ -100,12 +100,9 @@ class Run:
     self, *, begin_again=False, allow_change=False, from_step=None, **changes
   ):
     train_command.run(
-      dataclasses.replace(resolved(), config=config(**changes)),
-      self.dir,
-      allow_change=allow_change,
-      begin_again=begin_again,
-      from_step=from_step,
-    )
+      dataclasses.replace(resolved(), config=config(**changes)), self.dir,
+      allow_change=allow_change, begin_again=begin_again, from_step=from_step,
+    )  # fmt: skip
 
   def refused(self, **how):
     """The one line of a start that changes not a byte."""

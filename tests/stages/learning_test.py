@@ -267,12 +267,9 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   c = config(reset_every=1, reset_optimizer=True)
   phase = dataclasses.replace(this.phases[0], config=c)
   state = states.initial_state(
-    this.policy.init(jax.random.key(0)),
-    phase.tx,
-    this.mesh,
-    keep_reference=True,
-    offload="moments",
-  )
+    this.policy.init(jax.random.key(0)), phase.tx, this.mesh,
+    keep_reference=True, offload="moments",
+  )  # fmt: skip
   kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
   credit = wired.stages.advantages(kept, RunState())
   for step in (1, 2):

@@ -19,12 +19,9 @@ from brorl_jax.stages import sampling
 ONE = np.ones((1, 2), np.int32)
 PROMPTS = types.Prompts(ONE, ONE > 0, ONE[:, 0])
 MADE = types.Rollouts(
-  ONE[..., None],
-  np.ones((1, 2, 1), np.float32),
-  ONE[..., None] > 0,
-  ONE > 0,
+  ONE[..., None], np.ones((1, 2, 1), np.float32), ONE[..., None] > 0, ONE > 0,
   np.ones(1, np.float32),
-)
+)  # fmt: skip
 
 
 @pytest.fixture

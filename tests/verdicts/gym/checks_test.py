@@ -121,12 +121,9 @@ PICK = entry(
   solution=1234567.8901234,
 )
 ROUNDED = entry(
-  "number_format",
-  "12.2539999996",
-  candidates=[12.2539999996],
-  formatted_candidates=["12.254000"],
-  solution=12.2539999996,
-)
+  "number_format", "12.2539999996", candidates=[12.2539999996],
+  formatted_candidates=["12.254000"], solution=12.2539999996,
+)  # fmt: skip
 CUTS = entry(
   "palindrome_partitioning",
   '[["a", "a"], ["aa"]]',

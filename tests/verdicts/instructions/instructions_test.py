@@ -144,12 +144,10 @@ def test_many_characters_are_read_once(unit):
 
 # What it downloads a model for, or where the difference is on purpose.
 OWN_RULES = {
-  "length_constraints:number_sentences",
-  "change_case:capital_word_frequency",
-  "change_case:english_capital",
-  "change_case:english_lowercase",
+  "length_constraints:number_sentences", "change_case:capital_word_frequency",
+  "change_case:english_capital", "change_case:english_lowercase",
   "detectable_format:constrained_response",
-}
+}  # fmt: skip
 PIECES = [
   *"art Cat E x yes 1 22 Section SECTION Part Then then".split(),
   *"* ** *** ****** [ ] [] << >> < > { } \" ' , . ! ? - -- ``` ```json".split(),
@@ -379,12 +377,10 @@ def test_the_library_is_asked_in_the_jail():
   assert verify("Oui, oui", [FRENCH], jail=jail).status == "pass"
   assert jail.asked == [
     (
-      "instruction",
-      "language:response_language",
-      {"language": "fr"},
+      "instruction", "language:response_language", {"language": "fr"},
       "Oui, oui",
     )
-  ]
+  ]  # fmt: skip
   verdict = verify("x,", [FRENCH, NO_COMMA], jail=Jail(False))
   assert verdict.reason.endswith("response_language, punctuation:no_comma")
 

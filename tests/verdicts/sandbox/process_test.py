@@ -194,12 +194,6 @@ def test_a_zygote_waits_for_clones_that_ended(worker):
   assert zombies() <= 2
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
-def test_a_time_out_that_is_none_is_refused(worker, timeout):
-  with pytest.raises(ValueError, match=r"^timeout is .*; use seconds > 0$"):
-    worker.ask("echo", timeout=timeout)
-
-
 def test_a_question_has_a_largest_size(worker):
   text = "x" * (library_calls.MAX_QUESTION - 100)
   assert worker.ask("length", text, timeout=LONG) == len(text)
@@ -443,15 +437,13 @@ def test_a_stopped_process_is_replaced_and_leaves_nothing(monkeypatch, which):
   ("code", "status"),
   tiers.some(
     [
-      ("", 0),
-      ("sys.exit(3)", 3),
-      ("os._exit(4)", 4),
+      ("", 0), ("sys.exit(3)", 3), ("os._exit(4)", 4),
       ("os.kill(os.getpid(), 9)", -9),
       ("worker.stop(); raise SystemExit(5)", 5),
     ],
     1,
   ),
-)
+)  # fmt: skip
 def test_no_process_outlives_the_program(code, status):
   with script(code) as program:
     line = program.stdout.readline()

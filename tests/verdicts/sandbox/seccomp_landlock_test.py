@@ -301,14 +301,9 @@ def test_what_is_left_inside(tmp_path):
   denied = "fork socket kill read_outside write_outside chmod link exec"
   assert json.loads(printed(PROBE, inside, outside)) == {
     **{name.replace("_", " "): "PermissionError" for name in denied.split()},
-    "memory": "MemoryError",
-    "raise limit": "ValueError",
-    "write inside": "x",
-    "large file": "OSError",
-    "files": "OSError",
-    "thread": "ran",
-    "prctl": -1,
-  }
+    "memory": "MemoryError", "raise limit": "ValueError", "write inside": "x",
+    "large file": "OSError", "files": "OSError", "thread": "ran", "prctl": -1,
+  }  # fmt: skip
   assert [p.name for p in outside.iterdir()] == ["secret"]
 
 
