@@ -169,6 +169,7 @@ def train(
     credit = stages.advantages(kept, progress)
 
     # Stage 5: the update; with `pipeline`, while the next step is sampled.
+    saving_s += clock.timed(store.release)[1]  # the update donates the state
     updating = lambda: clock.timed(stages.update, state, kept, credit)
     update, ahead = functools.cache(updating), None
     if pipeline and not save:

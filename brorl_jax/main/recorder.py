@@ -59,6 +59,7 @@ def records(
   """
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
+  how = how.only(-(-len(prompts) // jax.process_count()))
 
   def rollouts(
     params: PyTree, part: Sequence[Example], start: int

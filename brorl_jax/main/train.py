@@ -137,6 +137,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
     "left_out": examples.left_out,
     "sandbox": scorer.sandbox,
     "began_with": str(source.resolve()),
+    "memory_bytes": this.policy.target.memory_bytes,
   }
   return _Parts(examples, scorer, held, state, entries)
 
