@@ -122,7 +122,10 @@ def _sampled(
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
-  n, chunk = this.config.eval.n, this.heldout.only(len(parts.heldout)).load.prompts
+  n, chunk = (
+    this.config.eval.n,
+    this.heldout.only(len(parts.heldout)).load.prompts,
+  )
   step = parts.entries["evaluated"]["step"] or 0
   wanted = [(one.id, i, step) for one in parts.heldout for i in range(n)]
   records = _whole(path, wanted, n * chunk)

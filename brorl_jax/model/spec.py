@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 
 import jax
@@ -13,24 +14,13 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-_PROC = pathlib.Path("/proc")
-_GROUPS = pathlib.Path("/sys/fs/cgroup")  # control groups
-# Of the memory of a group, by version: its limits and what it uses; what of
-# that the kernel takes back first (pages of files); processes that it killed.
-_VERSIONS = {
-  2: (
-    ("memory.max", "memory.high"),
-    "memory.current",
-    ("inactive_file", "active_file", "slab_reclaimable"),
-    "memory.events",
-  ),
-  1: (
-    ("memory.limit_in_bytes",),
-    "memory.usage_in_bytes",
-    ("total_inactive_file", "total_active_file"),
-    "memory.oom_control",
-  ),
+_PROC, _GROUPS = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
+# Of a control group, by version: where, its limit, what it uses, its kills.
+_FILES = {
+  1: "memory limit_in_bytes usage_in_bytes oom_control".split(),
+  2: ". max current events".split(),
 }
+_RECLAIMABLE = "inactive_file active_file slab_reclaimable".split()
 _DEFAULT_FRACTION = 0.75  # of a GPU, jax's own
 
 
@@ -68,82 +58,63 @@ def pool_fraction(platform: str) -> float:
 def device_bytes() -> int:
   """Memory of a device; on a CPU its share of what is available now.
 
-  Rounded down to three binary digits (16, 20, 24, 28 GiB): how much is
-  available differs at every start, and with it a plan's sizes, for which
-  programs are compiled. Equal starts shall find theirs in the cache.
+  Rounded down to three binary digits (16, 20, 24, 28 GiB): it differs at every
+  start, and with it sizes for which programs are compiled.
   """
   device = jax.local_devices()[0]
   stats = device.memory_stats() or {}
   if "bytes_limit" in stats:
     return stats["bytes_limit"]
-  each = max(available_bytes(), 0) // jax.local_device_count()
+  each = available_bytes() // jax.local_device_count()
   spare = max(each.bit_length() - 3, 0)
   return each >> spare << spare
 
 
 def available_bytes() -> int:
-  """What this process can take without swapping or being killed.
-
-  Without /proc what is built in: macOS counts what is in use otherwise, and
-  compresses it.
+  """What this process can take before it swaps or is killed; without /proc all
+  that is built in, of which macOS compresses what is in use.
   """
-  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  meminfo = _numbers(_PROC / "meminfo", unit=1024)
-  left = [meminfo.get("MemAvailable", host)]
-  for group, version in _memory_groups():
-    limits, usage, reclaimable, _ = _VERSIONS[version]
-    stat = _numbers(group / "memory.stat")
-    used = _number(group / usage) or 0
-    used -= sum(stat.get(name, 0) for name in reclaimable)
-    given = [_number(group / name) for name in limits]
-    left += [limit - max(used, 0) for limit in given if limit is not None]
-  return min(host, *left)
+  left = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+  if kibibytes := _numbers(_PROC / "meminfo").get("MemAvailable"):
+    left.append(1024 * kibibytes)
+  for group, (_, limit, usage, _) in _groups():
+    for most in _numbers(group / f"memory.{limit}").values():  # none of "max"
+      stat = _numbers(group / "memory.stat")
+      # In version 1 the total has the groups below, as the usage does.
+      pages = (stat.get(f"total_{x}", stat.get(x, 0)) for x in _RECLAIMABLE)
+      used = _numbers(group / f"memory.{usage}").get("", 0) - sum(pages)
+      left.append(most - max(used, 0))
+  return max(min(left), 0)
 
 
 def memory_kills() -> dict[str, int]:
-  """How many processes were killed for memory so far, by control group; of the
+  """Processes that were killed for memory so far, by control group; of the
   whole machine if this process is in none.
   """
-  counts = {
-    str(group): _numbers(group / _VERSIONS[version][3])
-    for group, version in _memory_groups()
+  found = {
+    str(g): _numbers(g / f"memory.{kills}") for g, (*_, kills) in _groups()
   }
-  counts = {name: x for name, x in counts.items() if "oom_kill" in x}
-  counts = counts or {"machine": _numbers(_PROC / "vmstat")}
-  return {name: x.get("oom_kill", 0) for name, x in counts.items()}
+  found = {name: x["oom_kill"] for name, x in found.items() if "oom_kill" in x}
+  return found or {"all": _numbers(_PROC / "vmstat").get("oom_kill", 0)}
 
 
-def _memory_groups() -> Iterator[tuple[pathlib.Path, int]]:
-  """The groups whose limits this process has, and their versions: its own and
-  all around it. A container may not see those outside of it.
+def _groups() -> Iterator[tuple[pathlib.Path, list[str]]]:
+  """The control groups of this process and their `_FILES`, its own first: the
+  limits of those around it, which a container may not see, are its limits too.
   """
   path = _PROC / "self" / "cgroup"
   for line in path.read_text().splitlines() if path.is_file() else ():
     number, kinds, name = line.split(":", 2)
-    if number == "0":
-      roots, version = (_GROUPS, _GROUPS / "unified"), 2
-    elif "memory" in kinds.split(","):
-      roots, version = (_GROUPS / "memory",), 1
-    else:
-      continue
-    own = pathlib.PurePath(name.lstrip("/"))
-    for root in roots:
+    if number == "0" or "memory" in kinds.split(","):
+      files, own = _FILES[2 if number == "0" else 1], pathlib.PurePath(name[1:])
       for group in (own, *own.parents):
-        if (root / group).is_dir():
-          yield root / group, version
+        yield _GROUPS / files[0] / group, files
 
 
-def _number(path: pathlib.Path) -> int | None:
-  """The number of a file; None without one, or of "max"."""
-  text = path.read_text().strip() if path.is_file() else ""
-  return int(text) if text.isdigit() else None
-
-
-def _numbers(path: pathlib.Path, *, unit: int = 1) -> dict[str, int]:
-  """The numbers of a file of lines "name number", by name."""
-  lines = path.read_text().splitlines() if path.is_file() else ()
-  pairs = [x.replace(":", "").split()[:2] for x in lines]
-  return {x[0]: unit * int(x[1]) for x in pairs if x[1:] and x[1].isdigit()}
+def _numbers(path: pathlib.Path) -> dict[str, int]:
+  """The numbers of a file by name, "" where a line has nothing else."""
+  text = path.read_text() if path.is_file() else ""
+  return {k: int(n) for k, n in re.findall(r"^(\w*?):? *(\d+)\b", text, re.M)}
 
 
 @dataclasses.dataclass(frozen=True)

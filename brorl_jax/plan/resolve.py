@@ -84,6 +84,12 @@ class Plans:
   sampling_bytes: int  # training state while a step is sampled
   applying_bytes: int  # and while an update is applied
 
+  @property
+  def need(self) -> int:
+    """Bytes of a device, when most is needed."""
+    sampled = max(self.rollouts.total_bytes, self.heldout.total_bytes)
+    return max(sampled, self.update.need)
+
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
@@ -387,7 +393,7 @@ def sized(
   """The config with sizes in place of zeros, and its memory plans.
 
     sampling.in_flight  see `with_in_flight` and `with_needed`
-    optim.blocks        one for each row of devices
+    optim.blocks        one for each row of devices; no more than an update has
     optim.rows          8, or as few as fit into memory
 
   `keep_reference` says whether any phase of the run has a reference policy.
@@ -412,7 +418,10 @@ def sized(
     axes=axes,
   )
   rows = c.optim.rows or memory.update_rows(update, memory_bytes)
-  update = dataclasses.replace(update, responses=rows)
+  each = -(-c.sampling.prompts // c.optim.minibatches)  # prompts of an update
+  most = each * -(-c.sampling.n // rows)
+  blocks = min(blocks, -(-most // axes.rows) * axes.rows)
+  update = dataclasses.replace(update, responses=rows, prompts=blocks)
   optim = dataclasses.replace(c.optim, rows=rows, blocks=blocks)
   c = dataclasses.replace(c, optim=optim)
   count, share = machine.processes, axes.share(machine.processes)
