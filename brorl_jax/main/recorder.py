@@ -134,7 +134,8 @@ def _for_memory(workdir: pathlib.Path, begun: Mapping[str, Any]) -> str | None:
   used = f" and used {size(peak)} in its steps" if peak else ""
   return (
     f"{KILLED}: it planned {size(planned)} of {size(of)}{used}; --allow_config_"
-    f"change --config.devices.memory_bytes={planned * 3 // 4} plans less"
+    f"change --config.devices.memory_bytes={planned * 3 // 4} plans less, or "
+    "says what must be smaller"
   )
 
 

@@ -14,6 +14,7 @@ not hold up the next step. Several do it at the next `check`.
 import concurrent.futures
 import contextlib
 import itertools
+import math
 import pathlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,10 +33,9 @@ _LEAVE_S = 20  # for the last save, where a process of many has failed
 _NEVER_S = 10**7
 # Restore to the host: a second state may not fit on the devices.
 _ON_HOST = ocp.RestoreArgs(restore_type=np.ndarray)
-# A larger state is not copied before it is saved, and is read back in parts of
-# this size or of one array. Each copy of 135M parameters with AdamW's moments
-# and a reference is 2.2 GB; the loop waits only if it is to update before they
-# are on disk, and a small state never.
+# On a CPU a larger state is saved without a copy, and read back in parts of this
+# size or of one array: 135M parameters with moments and a reference are 2.2 GB.
+# The loop then waits if it is to update before they are on disk.
 _MUCH = 2**28
 
 
@@ -101,8 +101,8 @@ class Store:
     """
     # One save at a time: a second would need the host's memory twice.
     self.wait()
-    much = sum(x.nbytes for x in jax.tree.leaves(state)) > _MUCH
-    if much and processes.alone():
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    if _on_cpu() and processes.alone() and size > _MUCH:
       self._written.clear()
     else:
       state = jax.tree.map(_own_copy, state)
@@ -419,11 +419,14 @@ def compare(where: pathlib.Path, like: PyTree, extra: dict[str, Any]) -> None:
 
 
 def _parts(like: PyTree, names: Collection[str]) -> Iterator[list[str]]:
-  """These arrays in parts of at most `_MUCH` bytes, or of one array."""
+  """These arrays in parts of at most `_MUCH` bytes, or of one array; in one
+  part if there are several processes, which read together.
+  """
   part, held = list[str](), 0
+  most = _MUCH if processes.alone() else math.inf
   for name, x in intact.leaves(like):
     size = x.size * x.dtype.itemsize
-    if part and held + size > _MUCH:
+    if part and held + size > most:
       yield part
       part, held = [], 0
     if name in names:

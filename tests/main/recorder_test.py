@@ -509,7 +509,7 @@ BEGUN |= {"planned_bytes": 3 * 2**30, "available_bytes": 4 * 2**30}
     ([BEGUN | {"memory_kills": {"mine": 0}}],
      f"{KILLED}: it planned 3.00 GiB of 4.00 GiB and used 3.70 GiB in its "
      "steps; --allow_config_change --config.devices.memory_bytes=2415919104 "
-     "plans less"),
+     "plans less, or says what must be smaller"),
     ([BEGUN | {"available_bytes": int(3.8 * 2**30)}], "of 3.80 GiB and used"),
     ([BEGUN | {"memory_kills": {"mine": 0}, "step": 9}], "of 4.00 GiB; --all"),
     ([BEGUN | {"available_bytes": 2**30, "step": 9}], NO_WORD),

@@ -99,7 +99,9 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("reference", [False, True])
-def test_restores_every_bit(run, reference):
+@pytest.mark.parametrize("much", [0, 40, 2**28])
+def test_restores_every_bit(run, reference, much, monkeypatch):
+  monkeypatch.setattr(checkpoints, "_MUCH", much)
   run.put({4: state_of(4, reference=reference)})
   state, progress = run.restore(state_of(0, reference=reference))
   assert bits(state) == bits(state_of(4, reference=reference))
