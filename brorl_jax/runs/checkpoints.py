@@ -33,9 +33,9 @@ _LEAVE_S = 20  # for the last save, where a process of many has failed
 _NEVER_S = 10**7
 # Restore to the host: a second state may not fit on the devices.
 _ON_HOST = ocp.RestoreArgs(restore_type=np.ndarray)
-# On a CPU a larger state is saved without a copy, and read back in parts of this
-# size or of one array: 135M parameters with moments and a reference are 2.2 GB.
-# The loop then waits if it is to update before they are on disk.
+# On a CPU a larger state is saved without a copy and read back in parts of this
+# size, or of one array: of 135M parameters with moments and a reference it is
+# 2.2 GB. The loop waits if it is to update before they are on disk.
 _MUCH = 2**28
 
 
