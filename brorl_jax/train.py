@@ -141,12 +141,11 @@ def train(
     TooManyInvalid: Verifiers failed on too many responses of a step.
     FloatingPointError: A parameter is not finite. The state is not saved.
   """
-  done, progress = -1, RunState()
+  done, progress, saving_s = -1, RunState(), 0.0
   if (saved := store.restore(state, recorder.lacks)) is not None:
     state, progress = saved[0], run_state.from_json(saved[1])
     done = int(state.step)
   recorder.start(done)
-  saving_s = 0.0
   if done < 0:
     progress, score = _evaluated(0, state, progress, recorder)
     saving_s = _save(0, state, progress, score, store, recorder)
@@ -169,6 +168,7 @@ def train(
     credit = stages.advantages(kept, progress)
 
     # Stage 5: the update; with `pipeline`, while the next step is sampled.
+    saving_s += clock.timed(store.release)[1]  # the update donates the state
     updating = lambda: clock.timed(stages.update, state, kept, credit)
     update, ahead = functools.cache(updating), None
     if pipeline and not save:

@@ -101,6 +101,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
     "functions": scorer.functions,
     "left_out": examples.left_out,
     "sandbox": scorer.sandbox,
+    "memory_bytes": this.policy.target.memory_bytes,
   }
   sample = functools.partial(
     recorder.records, this, c, this.heldout, examples, scorer, params, held
@@ -121,10 +122,10 @@ def _sampled(
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
-  n, chunk = this.config.eval.n, this.heldout.load.prompts
+  n, how = this.config.eval.n, this.heldout.only(len(parts.heldout))
   step = parts.entries["evaluated"]["step"] or 0
   wanted = [(one.id, i, step) for one in parts.heldout for i in range(n)]
-  records = _whole(path, wanted, n * chunk)
+  records = _whole(path, wanted, n * how.load.prompts)
   write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
   lines, first = metrics.JsonLines(path, after=step), len(records) // n
   total = len(parts.heldout)

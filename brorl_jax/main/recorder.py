@@ -21,8 +21,8 @@ from brorl_jax import config, evaluate, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError, first_line, printable
 from brorl_jax.many import processes
-from brorl_jax.model import sharding
-from brorl_jax.plan.memory import RolloutPlan
+from brorl_jax.model import sharding, spec
+from brorl_jax.plan.memory import RolloutPlan, size
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -41,6 +41,9 @@ _LINE, _TEXT = 100, 4000
 OF_PROCESS = "start resume config data warning workers end".split()
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
+KILLED = "it was killed, probably for memory"
+_SIZES = "planned_bytes", "available_bytes"  # of `Recorder.memory`
+_NEARLY = 0.95  # a plan has 90 % of what is available
 
 
 def records(
@@ -59,6 +62,7 @@ def records(
   """
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
+  how = how.only(-(-len(prompts) // jax.process_count()))
 
   def rollouts(
     params: PyTree, part: Sequence[Example], start: int
@@ -99,13 +103,34 @@ def this_process() -> dict[str, Any]:
 
 def last_word(path: pathlib.Path) -> str | None:
   """Why the last process of events.jsonl ended; None if none is named."""
-  said = None
+  said, begun = None, {}
   for line in lines.each_line(path):
     if line.get("event") in ("start", "resume"):
-      said = NO_WORD
+      said, begun = NO_WORD, line
     elif line.get("event") == "end":
       said = str(line.get("why"))
+  if said == NO_WORD and "memory_kills" in begun:
+    return _for_memory(path.parent, begun) or said
   return said
+
+
+def _for_memory(workdir: pathlib.Path, begun: Mapping[str, Any]) -> str | None:
+  """What shows that a process was killed for memory, or None: the kernel killed
+  one in its control groups, or its steps had nearly all that was available.
+  """
+  kills, (planned, of) = begun["memory_kills"], (begun[x] for x in _SIZES)
+  steps = lines.each_line(workdir / "metrics.jsonl")
+  own = (x for x in steps if x.get("step", 0) > begun["step"])
+  peak = max((x.get("memory/peak_bytes", 0) for x in own), default=0)
+  more = (n > kills.get(name, n) for name, n in spec.memory_kills().items())
+  if not any(more) and peak < _NEARLY * of:
+    return None
+  used = f" and used {size(peak)} in its steps" if peak else ""
+  return (
+    f"{KILLED}: it planned {size(planned)} of {size(of)}{used}; --allow_config_"
+    f"change --config.devices.memory_bytes={planned * 3 // 4} plans less, or "
+    "says what must be smaller"
+  )
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,6 +153,8 @@ class Recorder:
   # Worker processes replaced since the last call, by reason.
   replaced: Callable[[], Mapping[str, int]] = dict
   profile_step: int | None = None  # whose trace is written to profile/
+  # By which the next start knows that this one was killed for memory.
+  memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   started = False  # whether a file may have been changed
   stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
@@ -203,18 +230,24 @@ class Recorder:
       self.warn(
         f"not bit-identical from here: {', '.join(each)}", changed=found
       )
+    after = last_word(self.workdir / "events.jsonl")
+    if after and after.startswith(KILLED):
+      self.warn(f"of the last start: {after}")
+    planned, left = (self.memory.get(x, 0) for x in _SIZES)
+    if planned > left:  # as it was when the run began
+      self.warn(f"{size(planned)} are planned, and {size(left)} are available")
     for event in self._early:
       self._write(self._last, event)
+    me = {**this_process(), **self.memory}
     if done < 0:
-      self._write(0, {"event": "start", **this_process()})
+      self._write(0, {"event": "start", **me})
       if refused := self.entries.get("left_out"):
         why = f"{len(refused)} lines left out; the first: {refused[0]}"
         event = {"event": "data", "count": len(refused), "why": why}
         self._write(0, event)
     elif done < self.c.run.steps:
-      after = last_word(self.workdir / "events.jsonl")
       more = {"again": self._covered.steps - done, "after": after}
-      self._write(done, {"event": "resume", **more, **this_process()})
+      self._write(done, {"event": "resume", **more, **me})
     if self.changed:
       self.event(done, {"event": "config", "changed": dict(self.changed)})
 

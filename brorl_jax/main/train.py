@@ -22,7 +22,7 @@ from brorl_jax.learner import state as states
 from brorl_jax.main import report, stop_signals
 from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
-from brorl_jax.model import huggingface
+from brorl_jax.model import huggingface, spec
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.report import load_runs
@@ -137,6 +137,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
     "left_out": examples.left_out,
     "sandbox": scorer.sandbox,
     "began_with": str(source.resolve()),
+    "memory_bytes": this.policy.target.memory_bytes,
   }
   return _Parts(examples, scorer, held, state, entries)
 
@@ -200,6 +201,7 @@ def _train(
     parts.entries | {"run": identity},
     scorer.replaced,
     profile_step,
+    _memory(this),
   )
   store = Store(
     workdir / "checkpoints",
@@ -242,6 +244,17 @@ def _train(
     step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps
   return step if recorder.stopped else None
+
+
+def _memory(this: Run) -> dict[str, Any]:
+  """By which the next start knows whether this one was killed for memory."""
+  if not this.policy.target.on_cpu:  # their memory is not the host's
+    return {}
+  return {
+    "planned_bytes": max(phase.memory.need for phase in this.phases),
+    "available_bytes": spec.available_bytes() + metrics.peak_bytes(),
+    "memory_kills": spec.memory_kills(),
+  }
 
 
 def _ended(

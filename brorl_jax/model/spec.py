@@ -5,6 +5,8 @@ import functools
 import math
 import os
 import pathlib
+import re
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +14,13 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-# Where a container's limit stands, by version of its control groups.
-_LIMITS = (
-  "/sys/fs/cgroup/memory.max",
-  "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+_PROC, _GROUPS = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
+# Of a control group, by version: where, its limit, what it uses, its kills.
+_FILES = {
+  1: "memory limit_in_bytes usage_in_bytes oom_control".split(),
+  2: ". max current events".split(),
+}
+_RECLAIMABLE = "inactive_file active_file slab_reclaimable".split()
 _DEFAULT_FRACTION = 0.75  # of a GPU, jax's own
 
 
@@ -52,16 +56,65 @@ def pool_fraction(platform: str) -> float:
 
 
 def device_bytes() -> int:
-  """Memory of a device; on a CPU its share of what this machine has."""
+  """Memory of a device; on a CPU its share of what is available now.
+
+  Rounded down to three binary digits (16, 20, 24, 28 GiB): it differs at every
+  start, and with it sizes for which programs are compiled.
+  """
   device = jax.local_devices()[0]
   stats = device.memory_stats() or {}
   if "bytes_limit" in stats:
     return stats["bytes_limit"]
-  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  for path in map(pathlib.Path, _LIMITS):
-    text = path.read_text().strip() if path.is_file() else ""
-    host = min(host, int(text)) if text.isdigit() else host
-  return host // jax.local_device_count()
+  each = available_bytes() // jax.local_device_count()
+  spare = max(each.bit_length() - 3, 0)
+  return each >> spare << spare
+
+
+def available_bytes() -> int:
+  """What this process can take before it swaps or is killed; without /proc all
+  that is built in, of which macOS compresses what is in use.
+  """
+  left = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+  if kibibytes := _numbers(_PROC / "meminfo").get("MemAvailable"):
+    left.append(1024 * kibibytes)
+  for group, (_, limit, usage, _) in _groups():
+    for most in _numbers(group / f"memory.{limit}").values():  # none of "max"
+      stat = _numbers(group / "memory.stat")
+      # In version 1 the total has the groups below, as the usage does.
+      pages = (stat.get(f"total_{x}", stat.get(x, 0)) for x in _RECLAIMABLE)
+      used = _numbers(group / f"memory.{usage}").get("", 0) - sum(pages)
+      left.append(most - max(used, 0))
+  return max(min(left), 0)
+
+
+def memory_kills() -> dict[str, int]:
+  """Processes that were killed for memory so far, by control group; of the
+  whole machine if this process is in none.
+  """
+  found = {
+    str(g): _numbers(g / f"memory.{kills}") for g, (*_, kills) in _groups()
+  }
+  found = {name: x["oom_kill"] for name, x in found.items() if "oom_kill" in x}
+  return found or {"all": _numbers(_PROC / "vmstat").get("oom_kill", 0)}
+
+
+def _groups() -> Iterator[tuple[pathlib.Path, list[str]]]:
+  """The control groups of this process and their `_FILES`, its own first: the
+  limits of those around it, which a container may not see, are its limits too.
+  """
+  path = _PROC / "self" / "cgroup"
+  for line in path.read_text().splitlines() if path.is_file() else ():
+    number, kinds, name = line.split(":", 2)
+    if number == "0" or "memory" in kinds.split(","):
+      files, own = _FILES[2 if number == "0" else 1], pathlib.PurePath(name[1:])
+      for group in (own, *own.parents):
+        yield _GROUPS / files[0] / group, files
+
+
+def _numbers(path: pathlib.Path) -> dict[str, int]:
+  """The numbers of a file by name, "" where a line has nothing else."""
+  text = path.read_text() if path.is_file() else ""
+  return {k: int(n) for k, n in re.findall(r"^(\w*?):? *(\d+)\b", text, re.M)}
 
 
 @dataclasses.dataclass(frozen=True)

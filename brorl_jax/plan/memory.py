@@ -325,6 +325,14 @@ class RolloutPlan:
       mesh=mesh,
     )
 
+  def only(self, prompts: int) -> "RolloutPlan":
+    """The same for no more prompts than there are, in whole rows of devices."""
+    rows = self.load.axes.rows
+    prompts = min(self.load.prompts, -(-prompts // rows) * rows)
+    load = dataclasses.replace(self.load, prompts=prompts)
+    lanes = min(self.lanes, prompts)
+    return dataclasses.replace(self, load=load, lanes=lanes)
+
   @functools.cached_property
   def stages(self) -> dict[str, dict[str, int]]:
     return self.load.stages(self.lanes, self.slots)

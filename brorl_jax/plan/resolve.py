@@ -5,6 +5,7 @@ All that follows from the two is decided and checked here, once.
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -82,6 +83,12 @@ class Plans:
   update: Gradient  # of the longest responses
   sampling_bytes: int  # training state while a step is sampled
   applying_bytes: int  # and while an update is applied
+
+  @property
+  def need(self) -> int:
+    """Bytes of a device, when most is needed."""
+    sampled = max(self.rollouts.total_bytes, self.heldout.total_bytes)
+    return max(sampled, self.update.need)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +204,10 @@ def _with_policy(
     before += [ran and ran.dtype, "float32" if at.on_cpu else "bfloat16"]
     section = dataclasses.replace(c.policy, dtype=next(filter(None, before)))
     c = dataclasses.replace(c, policy=section)
-  if given := c.devices.memory_bytes:
+  # What a CPU has available differs at every start. Sizes follow from it, and
+  # from sizes the order of sums: a run keeps what it began with.
+  kept = folder.stored(begun, "memory_bytes") if begun and at.on_cpu else None
+  if given := c.devices.memory_bytes or kept:
     at = dataclasses.replace(at, memory_bytes=given)
   policy = architectures.read_policy(source.source, dtype=c.policy.dtype)
   policy = dataclasses.replace(policy, target=at)
@@ -382,8 +392,8 @@ def sized(
 ) -> tuple[Config, Plans]:
   """The config with sizes in place of zeros, and its memory plans.
 
-    sampling.in_flight  see `with_in_flight`
-    optim.blocks        one for each row of devices
+    sampling.in_flight  see `with_in_flight` and `with_needed`
+    optim.blocks        one for each row of devices; no more than an update has
     optim.rows          8, or as few as fit into memory
 
   `keep_reference` says whether any phase of the run has a reference policy.
@@ -408,12 +418,17 @@ def sized(
     axes=axes,
   )
   rows = c.optim.rows or memory.update_rows(update, memory_bytes)
-  update = dataclasses.replace(update, responses=rows)
+  each = -(-c.sampling.prompts // c.optim.minibatches)  # prompts of an update
+  most = each * -(-c.sampling.n // rows)
+  blocks = min(blocks, -(-most // axes.rows) * axes.rows)
+  update = dataclasses.replace(update, responses=rows, prompts=blocks)
   optim = dataclasses.replace(c.optim, rows=rows, blocks=blocks)
   c = dataclasses.replace(c, optim=optim)
   count, share = machine.processes, axes.share(machine.processes)
   # Each of several processes samples with its own copy of the parameters.
   beside = held + (parameter_bytes(policy, share) if count > 1 else 0)
+  evaluated = c  # whose prompts are others
+  c = with_needed(c, axes)
   s = c.sampling
   load = _load(c, policy, share, beside, s.chunk, s.places // count)
   fits = memory.rollouts(
@@ -423,8 +438,8 @@ def sized(
     lanes=s.chunk_lanes or None,
   )
   memory.check_update(update, memory_bytes)
-  evaluated = _heldout_plan(c, policy, share, beside, count)
-  return c, Plans(fits, evaluated, update, held, applying)
+  heldout = _heldout_plan(evaluated, policy, share, beside, count)
+  return c, Plans(fits, heldout, update, held, applying)
 
 
 def with_in_flight(c: Config, axes: Axes) -> Config:
@@ -439,6 +454,22 @@ def with_in_flight(c: Config, axes: Axes) -> Config:
   in_flight = axes.rows * each * chunk
   sampling = dataclasses.replace(c.sampling, in_flight=in_flight)
   return dataclasses.replace(c, sampling=sampling)
+
+
+def with_needed(c: Config, axes: Axes) -> Config:
+  """With no more in flight than the prompts of a step need, in whole rows.
+
+  Another prompt is drawn only after one was rejected, so that never more than
+  `prompts` are open, each with at most the rollouts of its largest round.
+  """
+  s = c.sampling
+  rounds = itertools.pairwise((0, *(s.rounds or (s.n,))))
+  most = s.prompts * max(b - a for a, b in rounds) // s.chunk
+  needed = -(-most // axes.rows) * axes.rows * s.chunk
+  in_flight = min(s.in_flight, needed)
+  return dataclasses.replace(
+    c, sampling=dataclasses.replace(s, in_flight=in_flight)
+  )
 
 
 def _check_mesh(c: Config, blocks: int, rows: int) -> None:

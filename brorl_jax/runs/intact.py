@@ -58,8 +58,8 @@ def digest(
       continue
     if spread:
       leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    value = np.ascontiguousarray(np.asarray(leaf))
-    out[path] = hashlib.sha256(value.tobytes()).hexdigest()
+    value = np.ascontiguousarray(np.asarray(leaf)).reshape(-1)
+    out[path] = hashlib.sha256(value.view(np.uint8)).hexdigest()
   return out
 
 

@@ -344,8 +344,50 @@ def test_the_config_tells_the_memory_of_a_device():
     assert phase.memory.heldout.memory_bytes == told
 
 
+def test_a_run_keeps_the_memory_that_it_began_with(tmp_path):
+  c = one_step.config(rows=0)
+  at = lambda n: described(dataclasses.replace(CPU, memory_bytes=n))
+  first = resolve.resolve(c, at(2**34), tmp_path)
+  folder.write_config(config.as_dict(c), tmp_path, memory_bytes=2**34)
+  for left in (2**27, 2**36):
+    again = resolve.resolve(c, at(left), tmp_path)
+    assert again.policy == first.policy and sizes_of(again) == sizes_of(first)
+  told = one_step.config(rows=0, memory_bytes=2**33)
+  again = resolve.resolve(told, at(2**36), tmp_path)
+  assert again.policy.target.memory_bytes == 2**33
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+  "fields, most",
+  [
+    ({"n": 16, "samples": 64}, 4),
+    ({"n": 16, "samples": 32 * 16}, 32),
+    ({"n": 16, "samples": 2**14}, 256),  # 4,096 in flight
+    ({"n": 64, "samples": 256, "rounds": (16, 64)}, 4 * 3),
+    ({"n": 512, "samples": 1024, "rounds": (16, 64, 512)}, 2 * 28),
+  ],
+)
+def test_no_more_prompts_are_in_flight_than_a_step_needs(fields, most, rows):
+  c = one_step.config(**fields, in_flight=4096, blocks=rows)
+  most = max(most, rows)
+  this = resolve.resolve(c, Machine(meshes.Axes(fsdp=rows), CPU))
+  (phase,) = this.phases
+  plan = phase.memory.rollouts
+  assert phase.config.sampling.places == plan.load.prompts == most
+  assert plan.lanes <= most
+  # Held-out prompts are others.
+  want = min(4096 // c.eval.n, 8 * c.eval.prompts)
+  assert phase.memory.heldout.load.prompts == want
+  few = phase.memory.heldout.only(5)
+  assert (few.load.prompts, few.lanes) == (-(-5 // rows) * rows,) * 2
+  assert few.total_bytes < phase.memory.heldout.total_bytes
+  assert phase.memory.heldout.only(10**6) == phase.memory.heldout
+
+
 def test_processes_share_the_devices_and_hold_a_copy_each():
-  c, at = one_step.config(in_flight=128, blocks=4), meshes.Axes(fsdp=4)
+  c = one_step.config(in_flight=128, blocks=4, samples=128)
+  at = meshes.Axes(fsdp=4)
   one, two = (
     resolve.resolve(c, Machine(at, CPU, processes=count)).phases[0].memory
     for count in (1, 2)

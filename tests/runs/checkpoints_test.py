@@ -99,7 +99,9 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("reference", [False, True])
-def test_restores_every_bit(run, reference):
+@pytest.mark.parametrize("much", [0, 40, 2**28])
+def test_restores_every_bit(run, reference, much, monkeypatch):
+  monkeypatch.setattr(checkpoints, "_MUCH", much)
   run.put({4: state_of(4, reference=reference)})
   state, progress = run.restore(state_of(0, reference=reference))
   assert bits(state) == bits(state_of(4, reference=reference))
@@ -117,17 +119,20 @@ def test_what_a_killed_run_did_not_delete_is_deleted_by_its_resume(run):
   assert checkpoints.steps(run.folder) == [2, 3]
 
 
-def test_a_save_survives_the_donation_of_the_state(run):
+@pytest.mark.parametrize("much", [2**28, 0])
+def test_a_save_survives_the_donation_of_the_state(run, much, monkeypatch):
   """On CPU the next update writes into the very memory that was handed over."""
   update = jax.jit(
     lambda s: jax.tree.map(lambda x: x * 3.0 + 1.0, s), donate_argnums=0
   )
+  monkeypatch.setattr(checkpoints, "_MUCH", much)
   run.keep = 9
   state = {"w": jnp.arange(50_000.0), "b": jnp.ones(7)}
   seen, store = {}, run.open()
   for step in range(1, 9):
     store.save(step, state, {"tokens": step})
     seen[step] = bits(state)
+    store.release()
     old, state = state, update(state)
     assert old["w"].is_deleted()
   store.close()
