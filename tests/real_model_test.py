@@ -1,7 +1,6 @@
 """A real language model, SmolLM2-135M-Instruct, from its package to an export.
 
-CI has its first four layers, which make no sense, the night tier all 30. What
-was measured of both stands beside bounds.
+CI has its first four layers, which make no sense, the night tier all 30.
 """
 
 import dataclasses
@@ -37,20 +36,15 @@ from brorl_jax.rollout import sampler
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "third_party" / "models" / "smollm2.py"
 PINNED = SCRIPT.with_name("requirements.txt")
-QUESTIONS = (
-  "What is the capital of France?",
-  "What is 17 + 25? Answer with the number alone.",
-  "Write a haiku about the sea.",
-)
+QUESTIONS = ("What is 17 + 25?", "What is ice?", "Write a haiku about the sea.")
 pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="session")
 def kept():
   """A folder for this version of the script, held by one process at a time."""
-  version = hashlib.sha256(SCRIPT.read_bytes() + PINNED.read_bytes())
-  every = ROOT / ".pytest_cache" / "smollm2"
-  folder = every / version.hexdigest()[:16]
+  both = hashlib.sha256(SCRIPT.read_bytes() + PINNED.read_bytes())
+  folder = (every := ROOT / ".pytest_cache/smollm2") / both.hexdigest()
   folder.mkdir(parents=True, exist_ok=True)
   with (every / "lock").open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -87,8 +81,8 @@ def asked(text):
 
 
 def logits(text):
-  _, *rows = asked(text)
-  return jax.jit(text.policy.logits)(text.params, *map(jnp.asarray, rows))
+  rows = map(jnp.asarray, asked(text)[1:])
+  return jax.jit(text.policy.logits)(text.params, *rows)
 
 
 @pytest.mark.ci
@@ -152,7 +146,6 @@ IDS = {
   "🙂🤯 done": [10813, 38887, 10813, 114, 124, 2294],
   "<|im_start|>user\nHi<|im_end|>\n": [1, 4093, 198, 26843, 2, 198],
   "١٢٣ ½ ²": [164, 111, 164, 112, 164, 113, 216, 16738, 216, 19133],
-  "   12  3\r\n": [333, 33, 34, 256, 35, 2738],
 }
 POSED = """<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
@@ -167,8 +160,8 @@ def test_texts_have_the_ids_of_llama_cpp(directory):
   assert {line: tokenizer.encode(line) for line in IDS} == IDS
   assert tokenizer.decode([IDS["🙂🤯 done"] + [2]]) == ["🙂🤯 done"]
   assert (tokenizer.stop_ids, tokenizer.pad_id) == ((2,), 2)
-  user = {"role": "user", "content": "Hi"}
-  assert tokenizer.render([user]) == tokenizer.encode(POSED)
+  user = [{"role": "user", "content": "Hi"}]
+  assert tokenizer.render(user) == tokenizer.encode(POSED)
 
 
 def require_same(text, directory):
@@ -186,6 +179,7 @@ def require_same(text, directory):
     given = {name: torch.tensor(x.astype(int)) for name, x in given.items()}
     want = theirs(**given).logits.numpy()
   gap = np.abs(got - want)[mask].max()
+  print(f"logits differ by {gap:.1e} of {np.abs(want[mask]).max():.1f}")
   assert gap <= 1e-3
   np.testing.assert_array_equal(got.argmax(2)[mask], want.argmax(2)[mask])
   for question, ids in zip(QUESTIONS, every, strict=True):
@@ -209,7 +203,7 @@ def test_first_tokens_come_from_the_softmax(text):
 
 
 def rollouts(text, policy):
-  ids, *_ = asked(text)
+  ids = asked(text)[0]
   how = {"n": 8, "max_new_tokens": 32, "stop_ids": text.tokenizer.stop_ids}
   key = jax.random.key(0)
   return jax.device_get(sampler.sample(policy, text.params, ids, key, **how))
@@ -217,10 +211,10 @@ def rollouts(text, policy):
 
 def gaps(text, policy, out):
   """Nats between what the sampler and a policy say of each token."""
-  _, *rows = asked(text)
-  rows = map(jnp.asarray, [*rows, out.tokens])
+  rows = map(jnp.asarray, [*asked(text)[1:], out.tokens])
   found, _ = jax.jit(policy.response_logp)(text.params, *rows)
   gap = np.abs(found - out.logp)[out.mask]
+  print(f"gap in nats: {gap.max():.1e}, mean {gap.mean():.1e}")
   return gap.max(), gap.mean()
 
 
@@ -228,15 +222,14 @@ def test_sampler_and_scorer_agree_in_every_precision(text):
   half = dataclasses.replace(text.policy, dtype="bfloat16")
   small = dataclasses.replace(half, int8_cache=True)
   out = rollouts(text, text.policy)
-  assert gaps(text, text.policy, out)[0] < 1e-3
+  assert gaps(text, text.policy, out)[0] < 1e-3  # four layers: 4e-5
   most, mean = gaps(text, half, out)
-  assert 0 < most < 1 and mean < 0.1
-  _, alike = gaps(text, half, rollouts(text, half))
+  assert 0 < most < 1 and mean < 0.1  # four layers: .15, .014
+  _, alike = gaps(text, half, rollouts(text, half))  # .12, .011
   most, mean = gaps(text, half, rollouts(text, small))
-  assert most < 1 and alike < mean < 0.1
+  assert most < 1 and alike < mean < 0.1  # four layers: .29, .021
 
 
-COMMAND = "-m brorl_jax.main --config=configs/smoke.py"
 REWARD = "def score(response, example):\n  return len(response) % 4 / 3\n"
 SMALL = dict(
   n=4, samples=8, in_flight=8, lanes=2, slots=4, max_new_tokens=8, steps=2,
@@ -258,7 +251,7 @@ def run(directory, tmp_path_factory):
     "data.heldout_one_in": 4,
     "reward.verifier": f"('{given}/mine.py:score',)",
   }
-  command = [sys.executable, *COMMAND.split()]
+  command = [sys.executable, "-mbrorl_jax.main", "--config=configs/smoke.py"]
   env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK}
 
   def train(workdir, killed=False):

@@ -196,8 +196,9 @@ def fits(counts, prob):
     return 0.0
   want = prob[possible] / prob[possible].sum() * counts.sum()
   order = np.argsort(want)
-  # The rare ones are one bin, with at least 5 expected.
+  # Those with less than 5 expected are one bin, which has at least 5.
   bins = np.searchsorted(np.cumsum(want[order]), 5.0) + 1
+  bins = max(bins, np.sum(want < 5.0))
   merge = lambda x: np.append(x[order][bins:], x[order][:bins].sum())
   got, want = merge(counts[possible]), merge(want)
   return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
