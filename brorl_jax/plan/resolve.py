@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from brorl_jax import config
 from brorl_jax.config import Config, PhaseConfig
@@ -24,7 +25,13 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import architectures, huggingface, sharding, spec
+from brorl_jax.model import (
+  adapters,
+  architectures,
+  huggingface,
+  sharding,
+  spec,
+)
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
 from brorl_jax.model.tokenizer import DATE, Tokenizer, read_template
@@ -155,9 +162,14 @@ def resolve(
   memory of a device, in one line that names fields and what would do.
   """
   given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
+  # With an adapter the reference is the base.
   keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
+  keep = keep and not c.policy.lora_rank
   source = CheckpointSource(locate(c.policy.checkpoint))
   this = _with_policy(c, machine, source, workdir)
+  at = {x: getattr(c.policy, f"lora_{x}") for x in ("rank", "alpha", "layers")}
+  policy = adapters.adapted(this.policy, **at)
+  this = dataclasses.replace(this, policy=policy)
   phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   own = {field: x for _, f in given for field, x in f.digests.items()}
   return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
@@ -397,10 +409,11 @@ def sized(
     _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
     for applying in (False, True)
   )
+  trained, _ = adapters.split(policy.shapes)
   update = Gradient(
     policy,
     held,
-    parameter_bytes(policy, axes),
+    bytes_of(trained, axes),
     prompts=blocks,
     responses=c.optim.rows or 1,
     prompt_tokens=c.data.prompt_tokens,
@@ -534,6 +547,11 @@ def _state_bytes(
 
 
 def parameter_bytes(policy: Policy, axes: Axes) -> int:
-  """Bytes per device of the parameters, or of their gradients."""
-  places = sharding.param_shardings(policy.shapes, axes.abstract)
-  return sharding.shard_bytes(policy.shapes, places)
+  """Bytes per device of the parameters."""
+  return bytes_of(policy.shapes, axes)
+
+
+def bytes_of(shapes: PyTree, axes: Axes) -> int:
+  """Bytes per device of parameters, or of their gradients."""
+  places = sharding.param_shardings(shapes, axes.abstract)
+  return sharding.shard_bytes(shapes, places)
