@@ -24,9 +24,7 @@ _INIT = 2**32 - 1
 Spec = TypeVar("Spec", bound=PolicySpec)
 
 
-def adapted(
-  c: Spec, *, rank: int, alpha: float, layers: tuple[str, ...]
-) -> Spec:
+def adapted(c: Spec, rank: int, alpha: float, layers: tuple[str, ...]) -> Spec:
   """The policy with an adapter of config.policy.lora_*; ValueError if it cannot
   have one. Rank 0: without.
   """

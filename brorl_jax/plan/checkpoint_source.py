@@ -227,9 +227,10 @@ def load_run(
   with _written_by(path, "a run"):
     record = _records(path)[0]
     c = record["config"]["policy"]
-    lora = {name: c[f"lora_{name}"] for name in ("rank", "alpha", "layers")}
+    rank, alpha = c["lora_rank"], c["lora_alpha"]
+    layers = (*c["lora_layers"],)
   policy = architectures.read_policy(which.source, dtype=dtype)
-  policy = adapters.adapted(policy, **lora | {"layers": (*lora["layers"],)})
+  policy = adapters.adapted(policy, rank, alpha, layers)
   first = SingleDeviceSharding(jax.devices()[0])
   places = jax.tree.map(lambda _: first, policy.shapes)
   if mesh is not None:
@@ -259,8 +260,8 @@ def base_digest(
   ValueError if they are not those that a run `saved`.
   """
   found = intact.digest(base, saved)
-  for name in found if saved else ():
-    if found[name] != saved[name]:
+  for name, value in (saved or found).items():
+    if found.get(name) != value:
       raise ValueError(
         f"{source}: {name} has changed since this run began, and its "
         "checkpoints hold the adapter alone; restore the directory"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from brorl_jax import config
 from brorl_jax.config import Config, PhaseConfig
@@ -25,13 +24,7 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import (
-  adapters,
-  architectures,
-  huggingface,
-  sharding,
-  spec,
-)
+from brorl_jax.model import adapters, architectures, huggingface, sharding, spec
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
 from brorl_jax.model.tokenizer import DATE, Tokenizer, read_template
@@ -167,8 +160,8 @@ def resolve(
   keep = keep and not c.policy.lora_rank
   source = CheckpointSource(locate(c.policy.checkpoint))
   this = _with_policy(c, machine, source, workdir)
-  at = {x: getattr(c.policy, f"lora_{x}") for x in ("rank", "alpha", "layers")}
-  policy = adapters.adapted(this.policy, **at)
+  at = c.policy.lora_rank, c.policy.lora_alpha, c.policy.lora_layers
+  policy = adapters.adapted(this.policy, *at)
   this = dataclasses.replace(this, policy=policy)
   phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   own = {field: x for _, f in given for field, x in f.digests.items()}
@@ -409,11 +402,10 @@ def sized(
     _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
     for applying in (False, True)
   )
-  trained, _ = adapters.split(policy.shapes)
   update = Gradient(
     policy,
     held,
-    bytes_of(trained, axes),
+    parameter_bytes(policy, axes, trained=True),
     prompts=blocks,
     responses=c.optim.rows or 1,
     prompt_tokens=c.data.prompt_tokens,
@@ -546,12 +538,12 @@ def _state_bytes(
   return held
 
 
-def parameter_bytes(policy: Policy, axes: Axes) -> int:
-  """Bytes per device of the parameters."""
-  return bytes_of(policy.shapes, axes)
-
-
-def bytes_of(shapes: PyTree, axes: Axes) -> int:
-  """Bytes per device of parameters, or of their gradients."""
+def parameter_bytes(
+  policy: Policy, axes: Axes, *, trained: bool = False
+) -> int:
+  """Bytes per device of the parameters, or of the gradients of what is trained
+  of them.
+  """
+  shapes = adapters.split(policy.shapes)[0] if trained else policy.shapes
   places = sharding.param_shardings(shapes, axes.abstract)
   return sharding.shard_bytes(shapes, places)
