@@ -49,14 +49,12 @@ def add_gradient(
   """Adds the gradients and statistics of a batch's `used` microbatches."""
   trained, frozen = adapters.split(params)
 
-  @functools.partial(jax.value_and_grad, has_aux=True)
-  def differentiate(trained, micro):
-    return loss_and_stats(
-      adapters.join(trained, frozen),
-      micro,
-      response_logp=response_logp,
-      objective=objective,
-    )
+  loss = functools.partial(
+    loss_and_stats, response_logp=response_logp, objective=objective
+  )
+  differentiate = jax.value_and_grad(
+    lambda own, micro: loss(adapters.join(own, frozen), micro), has_aux=True
+  )
 
   def add(i, carry):
     grads, stats = carry
