@@ -48,7 +48,6 @@ def add_gradient(
 ) -> tuple[PyTree, Stats]:
   """Adds the gradients and statistics of a batch's `used` microbatches."""
   trained, frozen = adapters.split(params)
-
   loss = functools.partial(
     loss_and_stats, response_logp=response_logp, objective=objective
   )
