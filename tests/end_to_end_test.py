@@ -3,11 +3,13 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import chex
 import compiling
 import configured
 import jax
@@ -16,6 +18,7 @@ import pytest
 import tiers
 from launchers import ran
 
+import brorl_jax
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.main import export
@@ -364,6 +367,45 @@ def test_transformers_generates_with_an_exported_run(exported):
     theirs = ids[0, len(prompt) :].tolist()
     assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
     assert theirs[-1] == text.eos_token_id  # it knows where to stop
+
+
+def test_a_run_of_lora_resumes_and_is_exported(start, tmp_path):
+  """Killed and resumed bit for bit; what is exported is what samples."""
+  base, whole, killed = (
+    tmp_path / name for name in ("base", "whole", "killed")
+  )
+  shutil.copytree(huggingface.ASSETS, base)
+  small = dict(
+    steps=4, save_every=2, eval_every=2, phases="()", minibatches=1, lr=3e-3,
+    lora_rank=4, reset_every=0, reset_to="latest", checkpoint=base,
+  )  # fmt: skip
+  for workdir in (whole, killed):
+    process = start(workdir, **small)
+    if workdir == killed:
+      stop_after(process, workdir, 3, 0.0, signal.SIGKILL)
+      process = start(workdir, **small)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+  assert "resumes after step 2" in out
+  assert digest(killed) == digest(whole) and numbers(killed) == numbers(whole)
+  saved = [x for x in digest(whole)[1]["digest"] if x.startswith("params")]
+  assert len(saved) == 14 and all("/lora_" in path for path in saved)
+  first, *kl = (x["policy/kl_ref"] for x in numbers(whole)["metrics.jsonl"])
+  assert abs(first) < 1e-9 and min(kl) > 1e-5
+  export_to(whole, tmp_path / "out")
+  policy, params = huggingface.load(tmp_path / "out")
+  loaded = brorl_jax.load(str(whole))
+  assert loaded.policy == policy and loaded.step == 4
+  chex.assert_trees_all_equal(loaded.params, params)
+  moved = params["blocks"]["q"]["kernel"]
+  path = base / "model.safetensors"
+  before = huggingface.load(base)[1]["blocks"]["q"]["kernel"]
+  assert 1e-4 < np.abs(moved - before).max() < 0.1
+  shutil.copyfile(tmp_path / "out" / "model.safetensors", path)
+  with pytest.raises(ValueError, match="has changed since this run began"):
+    brorl_jax.load(str(whole))
+  _, err = start(whole, **small | {"steps": 6}).communicate(timeout=120)
+  assert err.count("\n") == 1 and "restore the directory" in err
 
 
 @pytest.mark.slow

@@ -75,6 +75,9 @@ class RunConfig(Section):
     yield "wandb", good, "a name without any of / \\ # ? % :"
 
 
+LORA_LAYERS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyConfig(Section):
   """Weights, tokenizer and precision."""
@@ -98,6 +101,28 @@ class PolicyConfig(Section):
     "float32 on a CPU and bfloat16 elsewhere; a run keeps its first choice.",
     evaluated=True,
   )
+  lora_rank: int = setting(
+    0,
+    "LoRA (arXiv:2106.09685): train matrices of this rank beside the weights, "
+    "which stay as they are; 0: train all parameters. It wants about ten times "
+    "the optim.lr (Schulman et al. 2025), and reference.reset_every = 0. "
+    "--mode=evaluate and --mode=export take it from the run.",
+  )
+  lora_alpha: float = setting(
+    32.0, "What LoRA adds is multiplied by this / lora_rank.", source="unknown"
+  )
+  lora_layers: tuple[str, ...] = setting(
+    LORA_LAYERS,
+    "Products that LoRA adapts: of attention q, k, v, o; of the feed-forward "
+    "gate, up, down. Without the latter it learns less (Schulman et al. 2025).",
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.at_least(0, "lora_rank", zero="all parameters are trained")
+    yield from self.positive("lora_alpha")
+    layers = self.lora_layers
+    good = 0 < len(layers) == len({*layers} & {*LORA_LAYERS})
+    yield "lora_layers", good, f"different ones of {', '.join(LORA_LAYERS)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from brorl_jax.model import adapters
 from brorl_jax.rl import corrections, losses
 from brorl_jax.rl.arrays import Mean
 from brorl_jax.rl.losses import PolicyLoss, log_ratio, per_token, policy_loss
@@ -51,7 +52,8 @@ class Stats:
       x.name: none if x.type is Mean else zero
       for x in dataclasses.fields(Stats)
     }
-    finite = jnp.ones(len(jax.tree.leaves(params)), bool)
+    trained, _ = adapters.split(params)
+    finite = jnp.ones(len(jax.tree.leaves(trained)), bool)
     zeros |= {"finite": finite, "skipped": jnp.zeros((), bool)}
     return Stats(**zeros)
 

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
-from brorl_jax.model import sharding
+from brorl_jax.model import adapters, sharding
 from brorl_jax.types import State
 
 Optimizer = optax.GradientTransformation
@@ -54,7 +54,19 @@ def init_state(
   """The training state before the first step."""
   # A copy: the first update donates the parameters.
   reference = _copied(params) if keep_reference else None
-  return State(jnp.int32(0), params, tx.init(params), reference)
+  opt = tx.init(adapters.split(params)[0])
+  return State(jnp.int32(0), params, opt, reference)
+
+
+def saved(state: State) -> State:
+  """What a checkpoint holds: of a policy with an adapter not the base."""
+  return dataclasses.replace(state, params=adapters.split(state.params)[0])
+
+
+def restored(state: State, like: State) -> State:
+  """A state of what was `saved` of it, and the base of another."""
+  params = adapters.join(state.params, adapters.split(like.params)[1])
+  return dataclasses.replace(state, params=params)
 
 
 def updates_done(opt: PyTree) -> int:
@@ -92,7 +104,10 @@ def state_places(
   """
   make = functools.partial(init_state, tx=tx, keep_reference=keep_reference)
   shapes = jax.eval_shape(make, params)
-  places = sharding.state_shardings(shapes, shapes.params, mesh)
+  trained = adapters.split(shapes.params)[0]
+  places = sharding.state_shardings(shapes, trained, mesh)
+  params_at = sharding.param_shardings(shapes.params, mesh)
+  places = dataclasses.replace(places, params=params_at)
   for name in _OFFLOADED[offload]:
     to_host = lambda place: place.with_memory_kind(sharding.HOST)
     moved = jax.tree.map(to_host, getattr(places, name))

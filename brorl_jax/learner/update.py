@@ -24,12 +24,15 @@ from brorl_jax.learner.objective import (
   loss_and_stats,
 )
 from brorl_jax.many import meshes
-from brorl_jax.model import sharding
+from brorl_jax.model import adapters, sharding
 from brorl_jax.types import Batch, Groups, State
 
 
 def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
-  """Gradient and statistics of no microbatch: the start of a sum."""
+  """Gradient and statistics of no microbatch: the start of a sum. Gradients are
+  those of what `adapters.split` says is trained.
+  """
+  params, _ = adapters.split(params)
   # In float32: in bfloat16 a sum stops growing at 256 times what is added.
   zeros = lambda x: jnp.zeros_like(x, jnp.float32)
   return jax.tree.map(zeros, params), Stats.zero(params)
@@ -44,18 +47,19 @@ def add_gradient(
   objective: Objective,
 ) -> tuple[PyTree, Stats]:
   """Adds the gradients and statistics of a batch's `used` microbatches."""
+  trained, frozen = adapters.split(params)
+  loss = functools.partial(
+    loss_and_stats, response_logp=response_logp, objective=objective
+  )
   differentiate = jax.value_and_grad(
-    functools.partial(
-      loss_and_stats, response_logp=response_logp, objective=objective
-    ),
-    has_aux=True,
+    lambda own, micro: loss(adapters.join(own, frozen), micro), has_aux=True
   )
 
   def add(i, carry):
     grads, stats = carry
     # Sums, not means: the one division is by the tokens of the minibatch, so
     # that the result does not depend on how it is cut into microbatches.
-    (_, more), grad = differentiate(params, _microbatch(batch, i))
+    (_, more), grad = differentiate(trained, _microbatch(batch, i))
     gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
     total = jax.tree.map(jnp.add, stats, more)  # of booleans: any of them
     stats = dataclasses.replace(total, logp_gap_max=gap, finite=more.finite)
@@ -130,7 +134,8 @@ def _apply(
   `most_norm`, parameters and moments stay as they are, bit for bit.
   """
   grads, stats = gradient(sums)
-  updates, opt = tx.update(grads, state.opt, state.params)
+  before, frozen = adapters.split(state.params)
+  updates, opt = tx.update(grads, state.opt, before)
   # From the gradient alone: a condition on the new parameters would need them
   # beside the old ones, which are donated.
   usable = jnp.all(stats.finite) & jnp.isfinite(stats.loss.total)
@@ -138,20 +143,20 @@ def _apply(
   usable &= jnp.isfinite(stats.logp_gap_max)
   usable &= stats.grad_norm <= most_norm
   keep = lambda new, old: jnp.where(usable, new, old)
-  params = optax.apply_updates(state.params, updates)
-  params = jax.tree.map(keep, params, state.params)
+  params = jax.tree.map(keep, optax.apply_updates(before, updates), before)
   opt = jax.tree.map(keep, opt, state.opt)
   # A finite gradient is not enough: b2 = eps = 0 divide by 0 where one is 0.
   finite = keep(all_finite(params), stats.finite)
   stats = dataclasses.replace(stats, finite=finite, skipped=~usable)
   if watch is not None:
     # Before the update: at the new parameters it would be another derivative.
-    slope = jax.grad(watch)(state.params)
+    slope = jax.grad(lambda x: watch(adapters.join(x, frozen)))(before)
     # `vdot` would flatten arrays that are cut along two axes: 16 GB of an 8B
     # policy would be gathered on every device.
     products = jax.tree.map(lambda x, y: jnp.sum(x * y), slope, updates)
     change = jnp.where(usable, optax.tree.sum(products), 0.0)
     stats = dataclasses.replace(stats, watched=change)
+  params = adapters.join(params, frozen)
   return dataclasses.replace(state, params=params, opt=opt), stats
 
 
@@ -175,7 +180,8 @@ def minibatch_step(
   `Stats.watched`: <d watch / d params, updates>.
   """
   # On a mesh the zeros lie where the sums will, or `_add` is compiled twice.
-  places = jax.tree.map(lambda x: x.sharding, state.params)
+  trained, _ = adapters.split(state.params)
+  places = jax.tree.map(lambda x: x.sharding, trained)
   first_place, to = jax.tree.leaves(places)[0], None
   if isinstance(first_place, NamedSharding):
     to = places, NamedSharding(first_place.mesh, PartitionSpec())
@@ -244,14 +250,15 @@ def scored(
 ) -> Minibatches:
   """Batches with the log-probabilities that the loss needs, on the host. One at
   a time is on the devices, where `logp_of` scores it by parameters. With
-  `kl_term` the loss compares with the reference.
+  `kl_term` the loss compares with the reference, or the base of an adapter.
   """
   scorers = {}
   # From the second minibatch on the policy is not the one that sampled.
   if len(parts) > 1:
     scorers["logp_old"] = state.params
-  if kl_term and state.reference is not None:
-    scorers["logp_ref"] = sharding.on_device(state.reference)
+  reference = state.reference or adapters.split(state.params)[1]
+  if kl_term and reference:
+    scorers["logp_ref"] = sharding.on_device(reference)
 
   def score(batch: Batch) -> Batch:
     there = placed(batch, mesh)
@@ -295,7 +302,7 @@ def skipped(
   Raises FloatingPointError if an update that was applied made a parameter that
   is not finite: the state must not be saved.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = jax.tree_util.tree_leaves_with_path(adapters.split(params)[0])
   paths = [
     jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in leaves
   ]

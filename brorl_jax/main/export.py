@@ -1,16 +1,18 @@
 """--mode=export: writes a run's policy as a Hugging Face directory."""
 
+import functools
 import json
 import pathlib
 import tempfile
 from collections.abc import Mapping
 
+import jax
 from jaxtyping import PyTree
 
 from brorl_jax.config.run import PolicyConfig
 from brorl_jax.errors import as_user_error
 from brorl_jax.many import meshes
-from brorl_jax.model import architectures, huggingface, tokenizer
+from brorl_jax.model import adapters, architectures, huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder
@@ -19,7 +21,8 @@ from brorl_jax.runs import folder
 @as_user_error(ValueError)
 def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   """Writes the policy of a run or one of its checkpoints to `workdir`, in the
-  dtype of the model that the run started from.
+  dtype of the model that the run started from. An adapter is merged, and once
+  more by itself in `adapter`, for PEFT.
   """
   folder.check_empty(workdir)
   which = checkpoint_source.find_run(c.checkpoint)
@@ -32,13 +35,15 @@ def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   starts = [one._asdict() for one in checkpoint_source.starts(which)]
   text = checkpoint_source.read_tokenizer(which, c.chat_template)
   mesh = meshes.make_mesh()  # on any machine
-  policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
+  policy, params, step = checkpoint_source.load_run(
+    which, mesh, dtype="float32"
+  )
   # An evaluation compares its held-out prompts with this.
   record = json.dumps({"starts": starts}, indent=2) + "\n"
   also = {checkpoint_source.TRAINED_ON: record}
-  dtype = write(
-    workdir, policy, params, source=which.source, text=text, also=also
-  )
+  base = checkpoint_source.checkpoint(which)
+  how = {"source": which.source, "text": text, "also": also, "base": base}
+  dtype = write(workdir, policy, params, **how)
   print(f"wrote step {step} of {which.run} to {workdir}, {dtype}")
 
 
@@ -50,11 +55,13 @@ def write(
   source: pathlib.Path,
   text: tokenizer.Tokenizer,
   also: Mapping[str, str],
+  base: str = "",
 ) -> str:
   """Writes a directory that runs and transformers can load; returns its dtype.
 
   The policy started from `source`, which says the dtype. `also` are more files,
-  text by name. Raises ValueError if config.json cannot express the policy.
+  text by name; `base` is the name of what an adapter belongs to. Raises
+  ValueError if config.json cannot express the policy.
   """
   fields = architectures.read_json(source / "config.json")
   dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
@@ -62,6 +69,10 @@ def write(
   # A temporary folder, so that nothing is overwritten or removed.
   prefix = f".{workdir.name}."
   part = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=workdir.parent))
+  if policy.lora_rank:
+    huggingface.save_adapter(part / "adapter", policy, params, base=base)
+    params = jax.jit(functools.partial(adapters.merged, policy))(params)
+    policy = adapters.alone(policy)
   huggingface.save(part, policy, params, dtype=dtype, source=source)
   generation = part / "generation_config.json"
   if not generation.exists():  # otherwise transformers would not stop

@@ -240,6 +240,13 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   )
   if c.reference.reset_to == "best":
     yield from _best_rules(c)
+  if c.policy.lora_rank:
+    must = "0 with policy.lora_rank: the reference is the policy without LoRA"
+    for field in ("reset_every", "reset_stalled"):
+      resets = c.reference.kl_weight and getattr(c.reference, field)
+      yield f"reference.{field}", not resets, must
+    must = "'nothing' or 'moments' with policy.lora_rank: no reference is kept"
+    yield "devices.offload", c.devices.offload != "reference", must
   # Of advantages that follow from the numbers of right and wrong rollouts.
   shaped = c.reward.length and low < 0.0
   yield (

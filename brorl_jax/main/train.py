@@ -22,8 +22,8 @@ from brorl_jax.learner import state as states
 from brorl_jax.main import report, stop_signals
 from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
-from brorl_jax.model import huggingface, spec
-from brorl_jax.plan import resolve
+from brorl_jax.model import adapters, huggingface, spec
+from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
@@ -119,8 +119,11 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   _, params = huggingface.load(
     source, dtype=this.config.policy.dtype, mesh=this.mesh
   )
+  base = None
+  if this.policy.lora_rank:
+    base = checkpoint_source.base_digest(source, params, before("base"))
   state = states.initial_state(
-    params,
+    adapters.attached(this.policy, params, this.mesh, this.config.run.seed),
     this.phases[0].tx,
     this.mesh,
     keep_reference=this.keep_reference,
@@ -138,6 +141,7 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
     "sandbox": scorer.sandbox,
     "began_with": str(source.resolve()),
     "memory_bytes": this.policy.target.memory_bytes,
+    "base": base,
   }
   return _Parts(examples, scorer, held, state, entries)
 
@@ -210,6 +214,8 @@ def _train(
     run=identity,
     from_step=from_step,
     warn=recorder.warn,
+    part=states.saved,
+    whole=states.restored,
   )
   each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
 

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from brorl_jax.errors import first_line
-from brorl_jax.model import architectures, sharding
+from brorl_jax.model import adapters, architectures, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import ASSETS, FILES, model_file
 
@@ -178,6 +178,39 @@ def save(
     index = {"metadata": shards.metadata, "weight_map": where}
     _write_json(directory / INDEX, index)
   _write_json(directory / "config.json", config)
+
+
+def save_adapter(
+  directory: pathlib.Path, policy: Policy, params: PyTree, *, base: str
+) -> None:
+  """Writes a policy's adapter as PEFT's LoRA; `base` is the directory or model
+  of the hub that it goes with.
+  """
+  directory.mkdir()
+  tensors = {}
+  for module, leaves in adapters.split(params)[0]["blocks"].items():
+    rank, a, b = policy.lora_rank, leaves["lora_a"], leaves["lora_b"]
+    name = f"base_model.model.model.layers.{{}}.{_MODULES[module]}.lora_"
+    for i in range(policy.layers):
+      own = {"A": a[i].reshape(-1, rank), "B": b[i].reshape(rank, -1)}
+      for side, x in own.items():
+        value = np.ascontiguousarray(np.asarray(x).T)
+        tensors[f"{name.format(i)}{side}.weight"] = value
+  path = directory / "adapter_model.safetensors"
+  safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+  path.chmod(0o644)  # safetensors makes it readable by its owner only
+  hub = HUB.fullmatch(base)
+  config = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "base_model_name_or_path": base.partition("@")[0] if hub else base,
+    "revision": hub and hub[3],
+    "r": policy.lora_rank,
+    "lora_alpha": policy.lora_scale * policy.lora_rank,
+    "target_modules": [f"{name}_proj" for name in policy.lora_layers],
+    "inference_mode": True,
+  }
+  _write_json(directory / "adapter_config.json", config)
 
 
 def _require_same(

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.model import attention, sharding
+from brorl_jax.model import adapters, attention, sharding
 from brorl_jax.model.attention import View
 from brorl_jax.model.spec import PolicySpec, Target
 from brorl_jax.rl import vocabulary
@@ -226,12 +226,35 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
   if not c.tied:
     shape = (c.width, c.vocab)
     params["head"] = {"kernel": 0.02 * jax.random.normal(k_head, shape)}
+  if c.lora_rank:
+    params = adapters.join(adapters.init(c, params["blocks"], key), params)
   return params
 
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_graph(_Block, c, form=layer_form(weights)), weights)
+  trained, frozen = adapters.split({"blocks": weights})
+  base = (frozen or trained)["blocks"]
+  out = nnx.merge(_graph(_Block, c, form=layer_form(weights)), base)
+  for name in trained["blocks"] if frozen else ():
+    module = trained["blocks"][name]
+    setattr(out, name, _adapted(c, name, getattr(out, name), **module))
+  return out
+
+
+def _adapted(
+  c: PolicySpec, name: str, product: Callable, lora_a: Array, lora_b: Array
+) -> Callable[[Array], Array]:
+  """x W + scale (x a) b of the module with this product x W."""
+  within, apart = "hk"[: adapters.inputs(name)], "xy"[: lora_b.ndim - 1]
+
+  def apply(x: Array) -> Array:
+    times = functools.partial(_as_matrices, c.target)
+    a, b = (y.astype(c.dtype) for y in (lora_a, lora_b))
+    low = times(f"n{within},{within}r->nr", x, a)
+    return product(x) + c.lora_scale * times(f"nr,r{apart}->n{apart}", low, b)
+
+  return apply
 
 
 def embed(

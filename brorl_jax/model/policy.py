@@ -22,7 +22,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.model import attention, cache, fused_attention, layers, sharding
+from brorl_jax.model import (
+  adapters,
+  attention,
+  cache,
+  fused_attention,
+  layers,
+  sharding,
+)
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.types import Trees
@@ -43,7 +50,9 @@ class Policy(PolicySpec):
   """A decoder as pure functions of its parameters."""
 
   def init(self, key: Key[Array, ""]) -> PyTree:
-    """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
+    """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0; with an
+    adapter if there is a `lora_rank`.
+    """
     return layers.init(self, key)
 
   @functools.cached_property
@@ -52,14 +61,15 @@ class Policy(PolicySpec):
     return jax.eval_shape(self.init, jax.random.key(0))
 
   def cast(self, params: PyTree) -> PyTree:
-    """The parameters in `dtype`, except for norms, which compute in float32.
+    """The parameters in `dtype`, except for norms, which compute in float32; an
+    adapter is merged first.
 
     Changes no result, because products convert their weights anyway. A bfloat16
     copy halves what every decode step reads.
     """
     return jax.tree_util.tree_map_with_path(
       lambda path, x: x if path[-1].key == "scale" else x.astype(self.dtype),
-      params,
+      adapters.merged(self, params),
     )
 
   def unroll(self, params: PyTree) -> PyTree:

@@ -37,6 +37,13 @@ PARAM_AXES = (
   (r"blocks/down/kernel", ("layer", "mlp", "width")),
   (r"blocks/(gate|up)/bias", ("layer", "mlp")),
   (r"blocks/down/bias", ("layer", "width")),
+  (r"blocks/([qkv]|gate|up)/lora_a", ("layer", "width", "rank")),
+  (r"blocks/q/lora_b", ("layer", "rank", "heads", "head_size")),
+  (r"blocks/[kv]/lora_b", ("layer", "rank", "kv_heads", "head_size")),
+  (r"blocks/o/lora_a", ("layer", "heads", "head_size", "rank")),
+  (r"blocks/(gate|up)/lora_b", ("layer", "rank", "mlp")),
+  (r"blocks/down/lora_a", ("layer", "mlp", "rank")),
+  (r"blocks/(o|down)/lora_b", ("layer", "rank", "width")),
   (r"blocks/router/kernel", ("layer", "width", "router")),
   (
     r"blocks/expert_(gate|up)/kernel",
@@ -61,6 +68,7 @@ MESH_AXIS = {
   "router": None,  # every device scores all experts
   "width": "fsdp",  # fully sharded: gathered just before use
   "head_size": None,
+  "rank": None,
   "layer": None,  # scanned over
 }
 

@@ -220,6 +220,11 @@ class PolicySpec:
   experts_per_token: int = 0
   normalize_experts: bool = False  # shares of the chosen ones add up to 1
 
+  # Of the adapter that is trained in place of the weights; see adapters.py.
+  lora_rank: int = 0  # r; 0: none
+  lora_scale: float = 0.0
+  lora_layers: tuple[str, ...] = ()
+
   # Around them.
   embed_scale: float = 1.0
   norm_offset: float = 0.0  # added to the scale of every norm

@@ -1,6 +1,7 @@
 """Where a policy comes from: a run, a checkpoint, or a model directory."""
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,9 +10,15 @@ import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 from jaxtyping import PyTree
 
-from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model import (
+  adapters,
+  architectures,
+  huggingface,
+  sharding,
+  tokenizer,
+)
 from brorl_jax.model.policy import Policy
-from brorl_jax.runs import checkpoints
+from brorl_jax.runs import checkpoints, intact
 from brorl_jax.verdicts.base import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
@@ -116,6 +123,14 @@ def ran(which: CheckpointSource) -> Ran | None:
     )
 
 
+def checkpoint(which: CheckpointSource) -> str:
+  """What a run started from: a model of the hub, or else the directory."""
+  record = _records((which.run or which.source) / "config.json")[0]
+  name = record["config"]["policy"]["checkpoint"]
+  on_hub = huggingface.HUB.fullmatch(name) and not pathlib.Path(name).is_dir()
+  return name if on_hub else str(which.source.resolve())
+
+
 class Start(NamedTuple):
   """The training data of one start of a run, from its config.json."""
 
@@ -189,14 +204,33 @@ def load(
   """Loads a policy: its description, its parameters, and the step of the run.
 
   They lie on the devices of `mesh`, or on the first device if it is None. Those
-  of a run are read in float32 first. Raises ValueError if they cannot be read.
+  of a run are read in float32 first, and an adapter is merged. Raises
+  ValueError if they cannot be read.
   """
   if which.run is None:
     loaded = huggingface.load(
       which.source, dtype=dtype, mesh=mesh, param_dtype=param_dtype
     )
     return *loaded, None
+  policy, params, step = load_run(which, mesh, dtype=dtype)
+  params = jax.jit(functools.partial(adapters.merged, policy))(params)
+  params = jax.tree.map(lambda x: x.astype(param_dtype), params)
+  return adapters.alone(policy), params, step
+
+
+def load_run(
+  which: CheckpointSource, mesh: Mesh | None, *, dtype: str
+) -> tuple[Policy, PyTree, int]:
+  """As `load`, of a run: float32 parameters, its adapter beside the base."""
+  assert which.run is not None
+  path = which.run / "config.json"
+  with _written_by(path, "a run"):
+    record = _records(path)[0]
+    c = record["config"]["policy"]
+    rank, alpha = c["lora_rank"], c["lora_alpha"]
+    layers = (*c["lora_layers"],)
   policy = architectures.read_policy(which.source, dtype=dtype)
+  policy = adapters.adapted(policy, rank, alpha, layers)
   first = SingleDeviceSharding(jax.devices()[0])
   places = jax.tree.map(lambda _: first, policy.shapes)
   if mesh is not None:
@@ -209,11 +243,30 @@ def load(
   step, params = checkpoints.read_params(
     which.run / "checkpoints",
     which.step,
-    like,
-    _records(which.run / "config.json")[0].get("run"),
+    adapters.split(like)[0],
+    record.get("run"),
   )
-  params = jax.tree.map(lambda x: x.astype(param_dtype), params)
+  if policy.lora_rank:
+    base = huggingface.load(which.source, dtype=dtype, mesh=mesh)[1]
+    base_digest(which.source, base, record["base"])
+    params = adapters.join(params, base)
   return policy, params, step
+
+
+def base_digest(
+  source: pathlib.Path, base: PyTree, saved: Mapping[str, str] | None
+) -> dict[str, str]:
+  """Digests of the weights beside which an adapter is trained. Raises
+  ValueError if they are not those that a run `saved`.
+  """
+  found = intact.digest(base, saved)
+  for name, value in (saved or found).items():
+    if found.get(name) != value:
+      raise ValueError(
+        f"{source}: {name} has changed since this run began, and its "
+        "checkpoints hold the adapter alone; restore the directory"
+      )
+  return found
 
 
 def check_vocabulary(

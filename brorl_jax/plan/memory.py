@@ -226,7 +226,8 @@ class Load:
     # First tokens: logits, and a block of probabilities for each.
     work += (4 if self.cut else 2) * 4 * P * p.vocab
     work += 3 * 4 * P * n * block_of(p.vocab)
-    if _number(p) < 4 or self.axes.rows > 1:  # before layers are taken apart
+    # Before layers are taken apart: cast, gathered, or merged with an adapter.
+    if _number(p) < 4 or self.axes.rows > 1 or p.lora_rank:
       work += self.weights
     return int(_MORE * (work + self._converted(0)))
 

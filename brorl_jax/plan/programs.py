@@ -322,8 +322,9 @@ def updating(job: CompileJob) -> Iterator[Program]:
     )
     yield Program("score", lowered, job.sampling_bytes + bytes_of(plain))
   gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
+  trained = states.saved(state).params
   sums = (
-    _placed(gradients, jax.tree.map(lambda x: x.sharding, state.params)),
+    _placed(gradients, jax.tree.map(lambda x: x.sharding, trained)),
     jax.tree.map(lambda x: job.at()(x.shape, x.dtype), stats),
   )
   lowered = update._add.lower(
@@ -433,7 +434,7 @@ def show(job: CompileJob, where: Topology) -> None:
   found = needs(job, compile_all(job, where))
   print(title(job, where), *table(found, where), sep="\n")
   # Of the training state, over all devices.
-  leaves = jax.tree.leaves(job.state())
+  leaves = jax.tree.leaves(states.saved(job.state()))
   saved = sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
   print(f"checkpoint: {size(saved)}, of {job.mesh.size} devices")
   line = {

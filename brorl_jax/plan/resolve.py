@@ -25,7 +25,7 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import architectures, huggingface, sharding, spec
+from brorl_jax.model import adapters, architectures, huggingface, sharding, spec
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Target
 from brorl_jax.model.tokenizer import DATE, Tokenizer, read_template
@@ -162,9 +162,14 @@ def resolve(
   memory of a device, in one line that names fields and what would do.
   """
   given = [(p, phase_functions(i, p)) for i, p in enumerate(c.phases)]
+  # With an adapter the reference is the base.
   keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
+  keep = keep and not c.policy.lora_rank
   source = CheckpointSource(locate(c.policy.checkpoint))
   this = _with_policy(c, machine, source, workdir)
+  at = c.policy.lora_rank, c.policy.lora_alpha, c.policy.lora_layers
+  policy = adapters.adapted(this.policy, *at)
+  this = dataclasses.replace(this, policy=policy)
   phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   own = {field: x for _, f in given for field, x in f.digests.items()}
   return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
@@ -410,7 +415,7 @@ def sized(
   update = Gradient(
     policy,
     held,
-    parameter_bytes(policy, axes),
+    parameter_bytes(policy, axes, trained=True),
     prompts=blocks,
     responses=c.optim.rows or 1,
     prompt_tokens=c.data.prompt_tokens,
@@ -564,7 +569,12 @@ def _state_bytes(
   return held
 
 
-def parameter_bytes(policy: Policy, axes: Axes) -> int:
-  """Bytes per device of the parameters, or of their gradients."""
-  places = sharding.param_shardings(policy.shapes, axes.abstract)
-  return sharding.shard_bytes(policy.shapes, places)
+def parameter_bytes(
+  policy: Policy, axes: Axes, *, trained: bool = False
+) -> int:
+  """Bytes per device of the parameters, or of the gradients of what is trained
+  of them.
+  """
+  shapes = adapters.split(policy.shapes)[0] if trained else policy.shapes
+  places = sharding.param_shardings(shapes, axes.abstract)
+  return sharding.shard_bytes(shapes, places)

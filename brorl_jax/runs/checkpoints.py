@@ -69,16 +69,20 @@ class Store:
     run: str,
     from_step: int | None = None,
     warn: Callable[[str], None] = print,
+    part: Callable[[Any], Any] = lambda state: state,
+    whole: Callable[[Any, Any], Any] = lambda part, like: part,
   ):
     """Creates nothing; the first save creates the directory.
 
     For `keep` and `keep_every` see `superfluous`. Each step stores the identity
     `run`; a step of another run is not used. `from_step` is the step to go back
     to; None: the newest. `warn` gets a line for each step that is not used.
+    A step holds a `part` of the state, of which another makes a `whole`.
     """
     self._directory = pathlib.Path(directory).absolute()
     self._keep, self._every = keep, keep_every
     self._run, self._from, self._warn = run, from_step, warn
+    self._part, self._whole = part, whole
     self._manager: ocp.CheckpointManager | None = None
     self._threads = concurrent.futures.ThreadPoolExecutor(1, "save")
     self._finish: Callable[[], None] | None = None  # of the last save
@@ -101,6 +105,7 @@ class Store:
     """
     # One save at a time: a second would need the host's memory twice.
     self.wait()
+    state = self._part(state)
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     if _on_cpu() and processes.alone() and size > _MUCH:
       self._written.clear()
@@ -154,7 +159,7 @@ class Store:
       try:
         if (why := lacks(step)) is not None:
           raise intact.Damage(why)
-        state = self._read(step, like)
+        state, progress = self._read(step, self._part(like))
       except intact.Damage as e:
         passed.append((step, str(e)))
         continue
@@ -164,7 +169,7 @@ class Store:
       processes.gather(None)  # nobody continues before they are moved
       self.good = step
       self._prune(step)  # a kill after the last save leaves what it deletes
-      return state
+      return self._whole(state, like), progress
     if not saved:
       return None
     step, why = passed[newest]

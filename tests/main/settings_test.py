@@ -158,6 +158,12 @@ ALONE: list[tuple[str, dict]] = [
   ("paths", {"data.files": ("",)}),
   ("empty without data", {"data.heldout_files": ("a",)}),
   ("empty without data", {"data.fields": "prompt:q", "data.domain": "math"}),
+  ("positive, or 0: all parameters are trained", {"lora_rank": -1}),
+  ("positive", {"lora_alpha": 0.0}),
+  *(
+    ("different ones of q, k, v, o, gate", {"lora_layers": layers})
+    for layers in ((), ("q", "q"), ("q_proj",))
+  ),
 ]
 LENGTH = "another kind ... length"
 BAD = [(k, {k: x}, must) for must, fields in ALONE for k, x in fields.items()]
@@ -194,6 +200,14 @@ BAD += [  # with other fields
   ),
   ("advantage", {"advantage": "pass_at_k:4", "length": "cosine"}, LENGTH),
   ("correction", {"correction": "none", "pipeline": True}, "run.pipeline"),
+  *(
+    (field, {"lora_rank": 8, "reset_every": 0, field: value}, must)
+    for field, value, must in (
+      ("reset_every", 300, "0 with policy.lora_rank"),
+      ("reset_stalled", 3, "the policy without LoRA"),
+      ("offload", "reference", "'nothing' or 'moments' with policy.lora_rank"),
+    )
+  ),
   *(
     ("correction_range", {"correction": kind, "correction_range": ratios}, must)
     for kind, ratios, must in (
