@@ -14,7 +14,7 @@ from jaxtyping import Bool, PyTree
 
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
-from brorl_jax.runs import checkpoints, clock, metrics, run_state
+from brorl_jax.runs import checkpoints, metrics, run_state
 from brorl_jax.types import (
   Credit,
   Groups,
@@ -100,7 +100,7 @@ class RunEnded(RuntimeError):
     super().__init__(f"step {step}: {why}; the step is saved, {back}")
 
 
-@clock.counting()
+@metrics.counting()
 def train(
   state: Any,
   make_stages: Callable[[int], Stages],
@@ -155,7 +155,7 @@ def train(
   for step in range(max(done, 0) + 1, steps + 1):
     if spent_up(progress) or (stop and ahead is None):
       break
-    started, stages = clock.now(), make_stages(step)
+    started, stages = metrics.now(), make_stages(step)
     save = step % save_every == 0 or step == steps or stop
 
     # Stages 1 to 3: prompts, rollouts, rewards, until enough have a gradient.
@@ -168,8 +168,8 @@ def train(
     credit = stages.advantages(kept, progress)
 
     # Stage 5: the update; with `pipeline`, while the next step is sampled.
-    saving_s += clock.timed(store.release)[1]  # the update donates the state
-    updating = lambda: clock.timed(stages.update, state, kept, credit)
+    saving_s += metrics.timed(store.release)[1]  # the update donates the state
+    updating = lambda: metrics.timed(stages.update, state, kept, credit)
     update, ahead = functools.cache(updating), None
     if pipeline and not save:
       old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
@@ -181,8 +181,8 @@ def train(
     scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update_s, "data/tokens_total": progress.tokens}
     scalars["data/samples_total"] = progress.samples
-    spent = clock.since(started)
-    scalars |= {**spent, _SAVING: saving_s + clock.timed(store.check)[1]}
+    spent = metrics.since(started)
+    scalars |= {**spent, _SAVING: saving_s + metrics.timed(store.check)[1]}
     stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)
     if step % eval_every == 0 or last:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -47,6 +47,12 @@ _ALIVE, _ERROR = "brorl/alive", "brorl/error"  # keys of the store
 _ending = threading.Event()
 _left = threading.Event()
 _words: list[Callable[[str, int], None]] = []
+
+
+def cores() -> Collection[int]:
+  """The cores that this process may use; macOS cannot tell which."""
+  usable = getattr(os, "sched_getaffinity", None)
+  return usable(0) if usable else range(os.cpu_count() or 1)
 
 
 def start(

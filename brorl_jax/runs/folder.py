@@ -19,7 +19,8 @@ import jax
 
 from brorl_jax import config, errors
 from brorl_jax.errors import UserError
-from brorl_jax.runs import clock, intact, lines
+from brorl_jax.many import processes
+from brorl_jax.runs import intact, lines
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
@@ -293,7 +294,7 @@ def here() -> dict[str, Any]:
   found = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
   named = [x for x in found if x.startswith(("model name", "CPU part"))] or [""]
   return {
-    "cpus": len(clock.cores()),
+    "cpus": len(processes.cores()),
     "processor": named[0].partition(":")[2].strip() or platform.processor(),
     "devices": dict(Counter(device.device_kind for device in jax.devices())),
     "processes": jax.process_count(),

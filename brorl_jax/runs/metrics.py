@@ -1,25 +1,30 @@
 """Metrics: computed from rollouts, written to metrics.jsonl and trackers."""
 
 import collections
+import contextlib
 import math
 import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
 from brorl_jax.errors import printable
-from brorl_jax.runs import clock, trackers
+from brorl_jax.many import processes
+from brorl_jax.runs import trackers
 from brorl_jax.runs.lines import Damaged as Damaged
 from brorl_jax.runs.lines import JsonLines
 from brorl_jax.runs.lines import each_line as each_line
 from brorl_jax.runs.lines import read_lines as read_lines
 from brorl_jax.types import Groups, Rollouts, Scores
+
+T = TypeVar("T")
 
 # Longer runs may take ten steps a second; a line a second is shown of them.
 _FEW_STEPS = 200
@@ -127,7 +132,7 @@ def numbers(scalars: Mapping[str, float | None]) -> str:
   text = "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
   if scalars.get("time/cores") is None:
     return text
-  had = f"{scalars['time/cores']:.1f} of {len(clock.cores())} cores"
+  had = f"{scalars['time/cores']:.1f} of {len(processes.cores())} cores"
   return f"{text}  {scalars['time/cpu_s']:.1f} CPU-s  {had}"
 
 
@@ -239,3 +244,73 @@ def peak_bytes() -> int:
     return stats["peak_bytes_in_use"]
   unit = 1 if sys.platform == "darwin" else 1024
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Clock(NamedTuple):
+  """Seconds since the process started, or an arbitrary start."""
+
+  wall: float
+  process: float  # processor time of all threads
+  compiling: float  # wall time
+  compiling_process: float  # processor time
+
+
+# The time of compilation in this process while it is counted.
+_compiler = types.SimpleNamespace(wall=0.0, process=0.0, lowered=0.0)
+
+
+def _on_event(event: str, duration_secs: float, **_: Any) -> None:
+  """Called at the end of each phase; compilation starts after lowering."""
+  if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+    _compiler.lowered = time.process_time()
+  if event == "/jax/core/compile/backend_compile_duration":
+    _compiler.wall += duration_secs
+    _compiler.process += time.process_time() - _compiler.lowered
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[None]:
+  """Counts compilation inside this context; outside `now` does not count it.
+
+  jax calls a listener for every program: registered while training needs it.
+  """
+  jax.monitoring.register_event_duration_secs_listener(_on_event)
+  try:
+    yield
+  finally:
+    jax.monitoring.unregister_event_duration_listener(_on_event)
+
+
+def now() -> Clock:
+  """The clocks now."""
+  spent = time.perf_counter(), time.process_time()
+  return Clock(*spent, _compiler.wall, _compiler.process)
+
+
+def since(begin: Clock) -> dict[str, float]:
+  """The time since `begin`, as metrics.
+
+  Runs are compared by time/busy_s. On a CPU it is processor time (time/cpu_s),
+  because other jobs would lengthen the wall time. On an accelerator it is wall
+  time, because the processor only waits. It excludes compilation, which depends
+  on the number of shapes, and the processor time of scoring workers.
+
+  time/cores is processor time over wall time, both with compilation.
+  """
+  wall, total, compiling, compiling_cpu = (
+    after - before for after, before in zip(now(), begin, strict=True)
+  )
+  cpu, on_cpu = total - compiling_cpu, jax.default_backend() == "cpu"
+  return {
+    "time/step_s": wall,
+    "time/cpu_s": cpu,
+    "time/busy_s": cpu if on_cpu else wall - compiling,
+    "time/compile_s": compiling,
+    "time/cores": total / wall,
+  }
+
+
+def timed(function: Callable[..., T], *args: Any) -> tuple[T, float]:
+  """The result of a call, and its seconds."""
+  start = time.perf_counter()
+  return function(*args), time.perf_counter() - start

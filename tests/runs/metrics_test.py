@@ -5,10 +5,14 @@ import math
 import os
 import threading
 import time
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
+from jax._src import monitoring
 from tensorboardX import proto
 
 from brorl_jax.runs import metrics
@@ -115,7 +119,7 @@ def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
   progress = metrics.Progress(after=4, steps=9)
   scalars = {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6}
   scalars |= {"time/cpu_s": 7.26, "time/cores": 1.44}
-  monkeypatch.setattr(metrics.clock, "cores", lambda: range(4))
+  monkeypatch.setattr(metrics.processes, "cores", lambda: range(4))
   progress.step(5, metrics.numbers(scalars))
   assert capsys.readouterr().err == (
     "step 5/9  reward 0.500  tokens/s 12,346  7.3 CPU-s  1.4 of 4 cores  "
@@ -319,3 +323,68 @@ def test_tensorboard_neither_ends_nor_delays_a_run(
   assert len(metrics.read_lines(tmp_path / "metrics.jsonl")) == 4
   assert threading.active_count() == threads
   assert "Traceback" not in capfd.readouterr().err
+
+
+def test_time_since():
+  begin = metrics.now()
+  end = time.process_time() + 0.1
+  while time.process_time() < end:
+    pass
+  spent = metrics.since(begin)
+  assert 0.1 <= spent["time/cpu_s"] < 5.0
+  assert spent["time/step_s"] >= 0.09 and spent["time/compile_s"] == 0.0
+
+
+def test_busy_are_the_processor_or_the_wall(monkeypatch):
+  monkeypatch.setattr(
+    metrics, "now", lambda: metrics.Clock(9.0, 30.0, 5.0, 6.0)
+  )
+  # 8 of the wall, 3 of them compiling; 20 of cores, 2 of them compiling.
+  begin = metrics.Clock(1.0, 10.0, 2.0, 4.0)
+  spent = metrics.since(begin)
+  assert spent["time/cpu_s"] == spent["time/busy_s"] == 18.0
+  assert spent["time/cores"] == 2.5
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  spent = metrics.since(begin)
+  assert (spent["time/cpu_s"], spent["time/busy_s"]) == (18.0, 5.0)
+
+
+def compile_something(size):
+  many = lambda x: sum(jnp.sin(x * i) @ x for i in range(30))
+  jax.jit(many).lower(jnp.ones((size, size))).compile()
+
+
+def test_a_compilation_begins_where_its_lowering_ends(monkeypatch):
+  at = lambda seconds: monkeypatch.setattr(
+    metrics.time, "process_time", lambda: seconds
+  )
+  compiler = types.SimpleNamespace(wall=0.0, process=0.0, lowered=0.0)
+  monkeypatch.setattr(metrics, "_compiler", compiler)
+  at(3.0)  # 2 s of the processor for the lowering, then 5 s for the compilation
+  metrics._on_event("/jax/core/compile/jaxpr_to_mlir_module_duration", 2.5)
+  at(8.0)
+  metrics._on_event("/jax/core/compile/backend_compile_duration", 4.0)
+  assert (compiler.wall, compiler.process) == (4.0, 5.0)
+  metrics._on_event("/jax/core/compile/jaxpr_trace_duration", 1.0)
+  assert (compiler.wall, compiler.process) == (4.0, 5.0)
+
+
+def test_compiling_is_counted_once_and_only_where_it_is_asked_for():
+  before = monitoring.get_event_duration_listeners()
+  begin = metrics.now()
+  compile_something(8)
+  assert metrics.since(begin)["time/compile_s"] == 0.0
+  with metrics.counting():
+    begin = metrics.now()
+    compile_something(7)
+    end, spent = metrics.now(), metrics.since(begin)
+    assert 0.0 < spent["time/compile_s"] <= spent["time/step_s"]
+    # Of a program: its lowering is not compiling, and both took the processor.
+    compiling = end.compiling_process - begin.compiling_process
+    assert 0.0 < compiling < end.process - begin.process
+    (listener,) = set(monitoring.get_event_duration_listeners()) - set(before)
+    assert monitoring.get_event_duration_listeners().count(listener) == 1
+  assert monitoring.get_event_duration_listeners() == before
+  with pytest.raises(KeyError), metrics.counting():
+    raise KeyError
+  assert monitoring.get_event_duration_listeners() == before
