@@ -14,7 +14,10 @@ def test_every_number_is_within_its_bound():
 
 
 def test_bounds_only_fall():
-  """Those of the commit before the newest change of the file are no lower."""
+  """Those of the commit before the newest change of the file are no lower, but
+  that of the package's lines, which what is new may raise to `MOST`.
+  """
+  assert house.BOUNDS["lines of the package"] <= house.MOST == 34_000
   path = "launch/house.py"
   log = ["git", "log", "--format=%h", "-n", "20", "--", path]
   run = lambda *args: subprocess.run(
@@ -27,7 +30,7 @@ def test_bounds_only_fall():
       for node in ast.parse(text).body
       if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "BOUNDS"
     )
-    for name in before.keys() & house.BOUNDS.keys():
+    for name in before.keys() & house.BOUNDS.keys() - {"lines of the package"}:
       assert house.BOUNDS[name] <= before[name], (commit, name)
 
 
