@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ def memory_kills() -> dict[str, int]:
   return found or {"all": _numbers(_PROC / "vmstat").get("oom_kill", 0)}
 
 
-def _groups() -> Iterator[tuple[pathlib.Path, list[str]]]:
+def _groups() -> Iterator[tuple[pathlib.Path, Sequence[str]]]:
   """The control groups of this process and their `_FILES`, its own first: the
   limits of those around it, which a container may not see, are its limits too.
   """

@@ -59,7 +59,7 @@ def digest(
     if spread:
       leaf = multihost_utils.process_allgather(leaf, tiled=True)
     value = np.ascontiguousarray(np.asarray(leaf)).reshape(-1)
-    out[path] = hashlib.sha256(value.view(np.uint8)).hexdigest()
+    out[path] = hashlib.sha256(value.view(np.uint8).data).hexdigest()
   return out
 
 
