@@ -200,19 +200,16 @@ def test_longer_of_products_and_memory_counts_and_messages_follow(work, busy):
   assert seconds == busy + 3 * 16 / 2 / 8
 
 
-@pytest.mark.parametrize(
-  "kind, size, group, seconds",
-  [
-    # Of 120 bytes on 4 devices, what one sends: all but its own quarter; twice
-    # that to add up and to spread; 3 parts of the size of what it keeps; all.
-    ("all-gather", 120, 4, 90 / 8),
-    ("all-reduce", 120, 4, 180 / 8),
-    ("reduce-scatter", 120, 4, 360 / 8),
-    ("collective-permute", 120, 4, 120 / 8),
-    # 5 devices are one more than are joined: slower, between hosts.
-    ("all-gather", 20, 5, 20 * 4 / 5 / 2),
-  ],
-)
+@pytest.mark.parametrize("kind, size, group, seconds", [
+  # Of 120 bytes on 4 devices, what one sends: all but its own quarter; twice
+  # that to add up and to spread; 3 parts of the size of what it keeps; all.
+  ("all-gather", 120, 4, 90 / 8),
+  ("all-reduce", 120, 4, 180 / 8),
+  ("reduce-scatter", 120, 4, 360 / 8),
+  ("collective-permute", 120, 4, 120 / 8),
+  # 5 devices are one more than are joined: slower, between hosts.
+  ("all-gather", 20, 5, 20 * 4 / 5 / 2),
+])  # fmt: skip
 def test_messages_around_a_ring(kind, size, group, seconds):
   sent = {Collective(kind, size, group): 5}
   assert costs.link_seconds(sent, SPEED) == pytest.approx(5 * seconds)

@@ -282,22 +282,16 @@ def test_a_foreign_tokenizer_is_tried(
     tokenizer.Tokenizer(copy, template)
 
 
-@pytest.mark.parametrize(
-  "data, says",
-  [
-    (b"hello", ": its chat template leaves out the question"),
-    (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
-    (b"", ": its chat template is empty"),
-    (
-      b"{{ messages[0].content }}{{ range(99) | random }}",
-      ": its chat templat",
-    ),
-    (
-      b"{{ ().__class__.__base__.__subclasses__() }}",
-      ": the chat template fails",
-    ),
-  ],
-)
+@pytest.mark.parametrize("data, says", [
+  (b"hello", ": its chat template leaves out the question"),
+  (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
+  (b"", ": its chat template is empty"),
+  (b"{{ messages[0].content }}{{ range(99) | random }}", ": its chat templat"),
+  (
+    b"{{ ().__class__.__base__.__subclasses__() }}",
+    ": the chat template fails",
+  ),
+])  # fmt: skip
 def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):
   path = tmp_path / "mine.jinja"
   path.write_bytes(data)

@@ -34,16 +34,13 @@ def figure_3(n):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "n, end",
-  [
-    tiers.at_night((4, 0.6015)),
-    tiers.at_night((8, 0.6027)),
-    tiers.at_night((16, 0.6074)),
-    (512, 0.6341),
-    tiers.at_night((51200, 0.6472)),
-  ],
-)
+@pytest.mark.parametrize("n, end", [
+  tiers.at_night((4, 0.6015)),
+  tiers.at_night((8, 0.6027)),
+  tiers.at_night((16, 0.6074)),
+  (512, 0.6341),
+  tiers.at_night((51200, 0.6472)),
+])  # fmt: skip
 def test_end_points_of_figure_3(n, end):
   run = figure_3(n)
   assert run.correct_mass.shape == (1001,)
@@ -215,13 +212,10 @@ def test_runs_in_float64():
       assert run.correct_mass.dtype == jnp.float64
 
 
-@pytest.mark.parametrize(
-  "name, value",
-  [
-    ("lr", 0.0), ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("b2", -0.1),
-    ("eps", 0.0), ("weight_decay", -0.1), ("weight_decay", float("inf")),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, value", [
+  ("lr", 0.0), ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("b2", -0.1),
+  ("eps", 0.0), ("weight_decay", -0.1), ("weight_decay", float("inf")),
+])  # fmt: skip
 def test_settings_of_adamw_out_of_range_are_refused(name, value):
   with pytest.raises(ValueError, match=f"{name} = {value} is out of range"):
     dataclasses.replace(ADAMW, **{name: value})

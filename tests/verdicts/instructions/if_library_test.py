@@ -78,20 +78,17 @@ def test_every_kind_can_be_used_or_says_what_it_needs(kind):
 
 
 @installed
-@pytest.mark.parametrize(
-  "kind, kwargs, good, bad",
-  [
-    (LANGUAGE, {"language": "en"}, ENGLISH, FRENCH),
-    (LANGUAGE, {"language": "fr"}, FRENCH, ENGLISH),
-    (LANGUAGE, {"language": "en"}, ENGLISH, "1 2 3 !?"),
-    ("count:numbers", {"N": 2}, "1 and 2", "1 and two"),
-    ("count:word_count_range", {"min_words": 2, "max_words": 4}, "a b c",
-      "a b c d e"),
-    ("format:no_whitespace", {}, "abc", "a b"),
-    ("words:palindrome", {}, "level " * 10, "table " * 10),
-    ("words:palindrome", {}, "level " * 10, "level " * MAX_RESPONSE),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, kwargs, good, bad", [
+  (LANGUAGE, {"language": "en"}, ENGLISH, FRENCH),
+  (LANGUAGE, {"language": "fr"}, FRENCH, ENGLISH),
+  (LANGUAGE, {"language": "en"}, ENGLISH, "1 2 3 !?"),
+  ("count:numbers", {"N": 2}, "1 and 2", "1 and two"),
+  ("count:word_count_range", {"min_words": 2, "max_words": 4}, "a b c",
+    "a b c d e"),
+  ("format:no_whitespace", {}, "abc", "a b"),
+  ("words:palindrome", {}, "level " * 10, "table " * 10),
+  ("words:palindrome", {}, "level " * 10, "level " * MAX_RESPONSE),
+])  # fmt: skip
 def test_verdicts_by_hand(kind, kwargs, good, bad):
   assert checked(kind, kwargs, good) is True
   assert checked(kind, kwargs, bad) is False
@@ -105,20 +102,17 @@ def test_the_language_does_not_depend_on_chance():
 
 
 @installed
-@pytest.mark.parametrize(
-  "kind, kwargs, message",
-  [
-    ("count:numbers", {}, "N ... missing"),
-    ("count:numbers", {"n": 1}, "n = 1 ... N"),
-    ("words:palindrome", {"N": 1}, "N = 1 ... none"),
-    ("count:numbers", {"N": -1}, "{'N': -1} ... random"),
-    ("repeat:repeat_span", {"prompt_to_repeat": "Say it now", "n_start": 0,
-      "n_end": 2}, "'n_start': 0 ... random"),
-    ("count:numbers", {"N": "3"}, "{'N': '3'} ... TypeError"),
-    (LANGUAGE, {"language": "xx"}, "{'language': 'xx'} ... KeyError"),
-    ("count:nothing", {}, "if-verifiable ... pip install"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, kwargs, message", [
+  ("count:numbers", {}, "N ... missing"),
+  ("count:numbers", {"n": 1}, "n = 1 ... N"),
+  ("words:palindrome", {"N": 1}, "N = 1 ... none"),
+  ("count:numbers", {"N": -1}, "{'N': -1} ... random"),
+  ("repeat:repeat_span", {"prompt_to_repeat": "Say it now", "n_start": 0,
+    "n_end": 2}, "'n_start': 0 ... random"),
+  ("count:numbers", {"N": "3"}, "{'N': '3'} ... TypeError"),
+  (LANGUAGE, {"language": "xx"}, "{'language': 'xx'} ... KeyError"),
+  ("count:nothing", {}, "if-verifiable ... pip install"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(kind, kwargs, message):
   with refuses(ValueError, f"instruction {kind!r} ... {message}"):
     check(kind, kwargs)
