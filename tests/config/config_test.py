@@ -44,10 +44,8 @@ LONG = "a number of thousands of digits"
   ({"rate": "1"}, "rate = '1' must be a number"),
   ({"rate": True}, "rate = True must be a number"),
   ({"rate": 10**400}, f"rate = {10**199}... must be below 2**53"),
-  (
-    {"rate": 10**5000},
-    "rate = a number of thousands of digits must be below 2**53",
-  ),
+  ({"rate": 10**5000},
+    "rate = a number of thousands of digits must be below 2**53"),
   ({"table": "x"}, "table = 'x' must be a dict"),
   ({"count": 2.0}, "count = 2.0 must be an integer"),
   ({"count": False}, "count = False must be an integer"),

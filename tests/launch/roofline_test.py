@@ -117,15 +117,12 @@ def test_a_program_of_a_tpu():
       4,
     ),
     # A reduction writes where it reads: its start names each array once.
-    (
-      "all-reduce",
+    ("all-reduce",
       "(f32[7]{0}, s32[]) all-reduce-start(%a, %b), replica_groups={{0,2,4}}",
-      4 * 7 + 4,
-      3,
-    ),
+      4 * 7 + 4, 3),
     ("ragged-all-to-all", "pred[5]{0} ragged-all-to-all(%a)", 5, 0),
   ],
-)
+)  # fmt: skip
 def test_size_and_devices_of_a_message(kind, text, size, group):
   program = f"ENTRY %e (a: f32[2]) -> f32[2] {{\n  %x = {text}\n}}\n"
   assert [*Text(program).account().collectives] == [

@@ -102,25 +102,17 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
 
 
 @pytest.mark.parametrize("config, fields", [
-  (
-    but(LLAMA, attention_bias=True, mlp_bias=True),
-    {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-  ),
+  (but(LLAMA, attention_bias=True, mlp_bias=True),
+    {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
   # transformers' llama has no window, whatever its config says.
   (but(LLAMA, sliding_window=3), {"sliding": (), "window": 0}),
   # The first llamas have no such fields.
-  (
-    but(LLAMA, num_key_value_heads=GONE, rope_theta=GONE),
-    {"qkv_bias": False, "kv_heads": 4, "rope": Rope(1e4)},
-  ),
-  (
-    but(QWEN, model_type="qwen3", head_dim=8, attention_bias=True),
-    {"head_size": 8, "qkv_bias": True, "output_bias": True, "qk_norm": True},
-  ),
-  (
-    but(QWEN, use_sliding_window=True, sliding_window=9, max_window_layers=1),
-    {"sliding": (False, True), "window": 9, "sliding_rope": None},
-  ),
+  (but(LLAMA, num_key_value_heads=GONE, rope_theta=GONE),
+    {"qkv_bias": False, "kv_heads": 4, "rope": Rope(1e4)}),
+  (but(QWEN, model_type="qwen3", head_dim=8, attention_bias=True),
+    {"head_size": 8, "qkv_bias": True, "output_bias": True, "qk_norm": True}),
+  (but(QWEN, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    {"sliding": (False, True), "window": 9, "sliding_rope": None}),
   (
     but(
       QWEN,
@@ -130,10 +122,8 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
     ),
     {"sliding": (True, False), "window": 9},
   ),
-  (
-    but(QWEN, model_type="mistral", sliding_window=None),
-    {"sliding": (), "window": 0, "qkv_bias": False},
-  ),
+  (but(QWEN, model_type="mistral", sliding_window=None),
+    {"sliding": (), "window": 0, "qkv_bias": False}),
   (
     but(MOE, norm_topk_prob=False, mlp_only_layers=None),
     {
@@ -141,39 +131,25 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
       "mlp": 12, "sliding": (),
     },
   ),
-  (
-    but(MOE, use_sliding_window=True, sliding_window=9),
-    {"sliding": (True, True), "window": 9},
-  ),
-  (
-    but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
-    {"attention_softcap": 0.0, "final_softcap": 0.0},
-  ),
-  (
-    but(GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
-    {"attention_softcap": 3.0, "final_softcap": 5.0},
-  ),
+  (but(MOE, use_sliding_window=True, sliding_window=9),
+    {"sliding": (True, True), "window": 9}),
+  (but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
+    {"attention_softcap": 0.0, "final_softcap": 0.0}),
+  (but(GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    {"attention_softcap": 3.0, "final_softcap": 5.0}),
   (but(GEMMA, attention_bias=True), {"qkv_bias": True, "output_bias": True}),
   (but(GEMMA, hidden_activation="silu"), {"activation": "silu"}),
   (but(GEMMA, sliding_window=None), {"sliding": (), "window": 0}),
   (but(GEMMA, query_pre_attn_scalar=16), {"query_scale": 0.25}),
-  (
-    but(GEMMA_LAYERS, sliding_window_pattern=2),
-    {"sliding": (True, False), "sliding_rope": Rope(1e3), "window": 7},
-  ),
+  (but(GEMMA_LAYERS, sliding_window_pattern=2),
+    {"sliding": (True, False), "sliding_rope": Rope(1e3), "window": 7}),
   # The oldest spelling, of full layers alone.
-  (
-    but(GEMMA_LAYERS, rope_scaling={"type": "linear", "factor": 8.0}),
-    {"rope": Rope(1e4, "linear", 8.0), "sliding_rope": Rope(1e3)},
-  ),
-  (
-    but(GEMMA_LAYERS, layer_types=["full_attention", "sliding_attention"]),
-    {"sliding": (False, True)},
-  ),
-  (
-    but(GEMMA_LAYERS, layer_types=["full_attention"] * 2),
-    {"sliding": (), "sliding_rope": None},
-  ),
+  (but(GEMMA_LAYERS, rope_scaling={"type": "linear", "factor": 8.0}),
+    {"rope": Rope(1e4, "linear", 8.0), "sliding_rope": Rope(1e3)}),
+  (but(GEMMA_LAYERS, layer_types=["full_attention", "sliding_attention"]),
+    {"sliding": (False, True)}),
+  (but(GEMMA_LAYERS, layer_types=["full_attention"] * 2),
+    {"sliding": (), "sliding_rope": None}),
 ])  # fmt: skip
 def test_fields_that_switch_something_on(tmp_path, config, fields):
   policy = read(tmp_path, config)

@@ -125,12 +125,10 @@ def test_an_evaluation_without_records_is_refused(tmp_path):
       ],
       "held-out prompts ... steps 3 and 0",
     ),
-    (
-      lambda lines: [x for x in lines if x["step"] != 3 or x["sample"] == 0],
-      "samples ... steps 3 and 0",
-    ),
+    (lambda lines: [x for x in lines if x["step"] != 3 or x["sample"] == 0],
+      "samples ... steps 3 and 0"),
   ],
-)
+)  # fmt: skip
 def test_records_that_do_not_fit_together(tmp_path, change, said):
   path = made.run(tmp_path / "a")
   file = path / "eval" / "records.jsonl"

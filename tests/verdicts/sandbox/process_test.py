@@ -91,11 +91,8 @@ def test_a_worker_is_a_child_of_a_clone_alone(worker):
   ("abort", (), "the worker process died"),
   ("recurse", (), "RecursionError: maximum recursion"),
   ("leave", (), "SystemExit: 0"),
-  (
-    "huge",
-    (70_000,),
-    r"ValueError: a reply of 70\d\d\d bytes; the limit is 65536",
-  ),
+  ("huge", (70_000,),
+    r"ValueError: a reply of 70\d\d\d bytes; the limit is 65536"),
   ("unserialisable", (), "TypeError: Object of type object is not JSON"),
   # A length, and then too much, too little and what is no reply.
   ("say", (b"\2\0\0\0" + b"123",), "a malformed reply"),
@@ -105,11 +102,8 @@ def test_a_worker_is_a_child_of_a_clone_alone(worker):
   ("say", (b"\3\0\0\0\xff\xff\xff",), r"a malformed reply \(Unicode"),
   ("say", (b"\x0b\0\0\0" + b'{"valve":1}',), "a malformed reply"),
   ("say", (b"\x10\xea\0\0" + b"[" * 59_920,), r"a malformed reply \(Rec"),
-  (
-    "nothing",
-    (),
-    "LookupError: unknown library call 'nothing'; use one of abort",
-  ),
+  ("nothing", (),
+    "LookupError: unknown library call 'nothing'; use one of abort"),
 ])  # fmt: skip
 def test_what_goes_wrong_is_said_in_a_line_and_the_next_is_answered(
   worker, call, args, message
