@@ -104,14 +104,9 @@ def test_it_answers_with_what_the_sampler_draws(policy):
   stop = policy.tokenizer.stop_ids
   how = dict(max_new_tokens=4, temperature=0.7, top_k=5, top_p=0.9, min_p=0.01)
   out = bj.sample(
-    policy.policy,
-    policy.params,
-    [ids],
-    jax.random.key(3),
-    n=16,
-    stop_ids=stop,
+    policy.policy, policy.params, [ids], jax.random.key(3), n=16, stop_ids=stop,
     **how,
-  )
+  )  # fmt: skip
   found = policy.sample(LONG, 16, seed=3, **how)
   for n, one in enumerate(found):
     assert one.tokens == out.tokens[0, n][np.asarray(out.mask[0, n])].tolist()
@@ -439,16 +434,10 @@ def test_what_cannot_be_asked_is_refused(talk, tmp_path, given, message):
 
 def command(*words, **how):
   return subprocess.Popen(
-    [sys.executable, "-m", "brorl_jax.main", *words],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    bufsize=1,
-    **how,
-  )
+    [sys.executable, "-m", "brorl_jax.main", *words], cwd=ROOT,
+    env=os.environ | {"XLA_FLAGS": compiling.QUICK}, stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, **how,
+  )  # fmt: skip
 
 
 @pytest.mark.ci

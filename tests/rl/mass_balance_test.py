@@ -4,7 +4,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 import tiers
@@ -20,14 +19,6 @@ REWARDS = dict(reward_correct=1.0, reward_wrong=-1.0)
 def x64():
   with jax.enable_x64(True):
     yield
-
-
-@pytest.fixture
-def unhooked():
-  """As for a user, whose annotations are not checked."""
-  jaxtyping.config.update("jaxtyping_disable", True)
-  yield
-  jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def problem(seed, vocab=60, n=8, spread=2.0):

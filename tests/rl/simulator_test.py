@@ -14,15 +14,9 @@ from brorl_jax.rl import simulator as sim
 ADAMW = sim.AdamW(lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
 # Figure 3 at its true size; what the paper leaves open is argued in the config.
 FIGURE_3 = dict(
-  steps=1000,
-  vocab=128_000,
-  correct=10_000,
-  seeding=3.0,
-  anchor=5.0,
-  surrogate=sim.weighted_by_probability,
-  optimizer=ADAMW,
-  centred=True,
-)
+  steps=1000, vocab=128_000, correct=10_000, seeding=3.0, anchor=5.0,
+  surrogate=sim.weighted_by_probability, optimizer=ADAMW, centred=True,
+)  # fmt: skip
 SMALL = FIGURE_3 | dict(steps=20, vocab=600, correct=50)
 
 

@@ -224,15 +224,9 @@ REFERENCE = {
 @functools.cache
 def simple(name):
   return simple_sampler.sample(
-    POLICY,
-    policy_params(),
-    prompts_of_policy(),
-    KEY,
-    n=24,
-    max_new_tokens=24,
-    stop_ids=(STOP,),
-    **REFERENCE[name],
-  )
+    POLICY, policy_params(), prompts_of_policy(), KEY, n=24, max_new_tokens=24,
+    stop_ids=(STOP,), **REFERENCE[name],
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize(
