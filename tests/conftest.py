@@ -52,3 +52,11 @@ def forget_programs():
   maps = pathlib.Path("/proc/self/maps")
   if maps.exists() and maps.read_text().count("\n") > 25_000:
     jax.clear_caches()
+
+
+@pytest.fixture
+def unhooked():
+  """As for a user, whose annotations are not checked."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)

@@ -8,14 +8,11 @@ from brorl_jax import errors
 from brorl_jax.many import processes
 
 
-@pytest.mark.parametrize(
-  "number, status",
-  [
-    (errno.ENOSPC, 74), (errno.EROFS, 74), (errno.EDQUOT, 74), (errno.EIO, 74),
-    (errno.EMFILE, 74), (errno.ESTALE, 74), (errno.ENOENT, 2),
-    (errno.EACCES, 2), (errno.ECONNREFUSED, 2),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("number, status", [
+  (errno.ENOSPC, 74), (errno.EROFS, 74), (errno.EDQUOT, 74), (errno.EIO, 74),
+  (errno.EMFILE, 74), (errno.ESTALE, 74), (errno.ENOENT, 2),
+  (errno.EACCES, 2), (errno.ECONNREFUSED, 2),
+])  # fmt: skip
 def test_a_failing_storage_is_told_from_a_wrong_name(number, status):
   assert errors.status(OSError(number, "x")) == status
 
@@ -30,17 +27,14 @@ def test_each_way_to_end_has_its_own_status():
   assert errors.UserError.status == 2 and errors.StorageError.status == 74
 
 
-@pytest.mark.parametrize(
-  "text, shown",
-  [
-    ("lr = 0 must be positive", "lr = 0 must be positive"),
-    ("it is \u00e9, \u65e5 \u00b1 1", "it is \u00e9, \u65e5 \u00b1 1"),
-    ("file a\nb\r", r"file a\nb\r"),
-    ("\x1b[2Jgone", r"\x1b[2Jgone"),
-    ("to the \u202eleft", r"to the \u202eleft"),
-    ("half \ud800", r"half \ud800"),
-  ],
-)
+@pytest.mark.parametrize("text, shown", [
+  ("lr = 0 must be positive", "lr = 0 must be positive"),
+  ("it is \u00e9, \u65e5 \u00b1 1", "it is \u00e9, \u65e5 \u00b1 1"),
+  ("file a\nb\r", r"file a\nb\r"),
+  ("\x1b[2Jgone", r"\x1b[2Jgone"),
+  ("to the \u202eleft", r"to the \u202eleft"),
+  ("half \ud800", r"half \ud800"),
+])  # fmt: skip
 def test_an_error_is_one_line_that_changes_no_terminal(text, shown):
   assert str(errors.UserError(text)) == shown
 

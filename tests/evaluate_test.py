@@ -233,23 +233,20 @@ def test_one_prompt_may_have_very_many_samples():
     assert value == pytest.approx(int(k) / n, abs=2e-4)
 
 
-@pytest.mark.parametrize(
-  "answers, statuses, k, want",
-  [
-    ("abab", "pfpf", 4, 1 / 2),  # a tie
-    ("aabc", "ppff", 4, 1.0),
-    ("abbc", "pfff", 4, 0.0),
-    ("aabb", "ppff", 2, 1 / 2),  # blocks of two: right, wrong
-    ("abcc", "ppff", 2, 1 / 2),  # a tie of two right ones, then a wrong one
-    ("abca", "pffp", 2, 1 / 2),  # two ties
-    ("   a", "fffp", 4, 1.0),  # who does not answer does not vote
-    ("    ", "ffff", 4, 0.0),
-    ("   a", "fffp", 2, 1 / 2),
-    ("abcd", "pppf", 4, 3 / 4),
-    # Passes in one form of the response, and not in the other.
-    ("aaab", "pffp", 4, 1 / 3),
-  ],
-)
+@pytest.mark.parametrize("answers, statuses, k, want", [
+  ("abab", "pfpf", 4, 1 / 2),  # a tie
+  ("aabc", "ppff", 4, 1.0),
+  ("abbc", "pfff", 4, 0.0),
+  ("aabb", "ppff", 2, 1 / 2),  # blocks of two: right, wrong
+  ("abcc", "ppff", 2, 1 / 2),  # a tie of two right ones, then a wrong one
+  ("abca", "pffp", 2, 1 / 2),  # two ties
+  ("   a", "fffp", 4, 1.0),  # who does not answer does not vote
+  ("    ", "ffff", 4, 0.0),
+  ("   a", "fffp", 2, 1 / 2),
+  ("abcd", "pppf", 4, 3 / 4),
+  # Passes in one form of the response, and not in the other.
+  ("aaab", "pffp", 4, 1 / 3),
+])  # fmt: skip
 def test_majority_by_hand(answers, statuses, k, want):
   answers = [a.strip() for a in answers]
   got = all_of(prompt("a/0", statuses, answers=answers))["majority_at_k"]

@@ -54,17 +54,14 @@ def check(candidate):
   assert all(candidate(list(range(n))) == n for n in range(5))
 """
 TESTS = {
-  "call": {
-    "inputs": [[numbers] for numbers, _ in CALLS],
-    "outputs": [want for _, want in CALLS],
-    "fn_name": "rise",
-  },
+  "call": {"inputs": [[numbers] for numbers, _ in CALLS],
+    "outputs": [want for _, want in CALLS], "fn_name": "rise"},
   "stdio": {
     "inputs": [f"{len(n)}\n{' '.join(map(str, n))}\n" for n, _ in CALLS],
     "outputs": [f"{want}\n" for _, want in CALLS],
   },
   "check": {"check": _CHECK, "fn_name": "rise"},
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,32 +35,27 @@ class Small(Section):
 LONG = "a number of thousands of digits"
 
 
-@pytest.mark.parametrize(
-  "values, line",
-  [
-    ({"kind": "c"}, "kind = 'c'"),
-    ({"rate": float("nan")}, "rate = nan ... finite"),
-    ({"rate": float("inf")}, "rate = inf ... finite"),
-    ({"rate": -1.0}, "rate = -1.0 ... positive"),
-    ({"kind": []}, "kind = [] must be one of a, b"),
-    ({"rate": "1"}, "rate = '1' must be a number"),
-    ({"rate": True}, "rate = True must be a number"),
-    ({"rate": 10**400}, f"rate = {10**199}... must be below 2**53"),
-    (
-      {"rate": 10**5000},
-      "rate = a number of thousands of digits must be below 2**53",
-    ),
-    ({"table": "x"}, "table = 'x' must be a dict"),
-    ({"count": 2.0}, "count = 2.0 must be an integer"),
-    ({"count": False}, "count = False must be an integer"),
-    ({"count": 2**53}, "count = 9007199254740992 must be below 2**53"),
-    ({"on": 1}, "on = 1 must be True or False"),
-    ({"name": None}, "name = None must be text in UTF-8"),
-    ({"name": "\udcff"}, r"name = '\udcff' must be text in UTF-8"),
-    ({"names": "ab"}, "names = 'ab' must be a tuple"),
-    ({"rate": "x" * 999}, f"rate = '{'x' * 199}... must be a number"),
-  ],
-)
+@pytest.mark.parametrize("values, line", [
+  ({"kind": "c"}, "kind = 'c'"),
+  ({"rate": float("nan")}, "rate = nan ... finite"),
+  ({"rate": float("inf")}, "rate = inf ... finite"),
+  ({"rate": -1.0}, "rate = -1.0 ... positive"),
+  ({"kind": []}, "kind = [] must be one of a, b"),
+  ({"rate": "1"}, "rate = '1' must be a number"),
+  ({"rate": True}, "rate = True must be a number"),
+  ({"rate": 10**400}, f"rate = {10**199}... must be below 2**53"),
+  ({"rate": 10**5000},
+    "rate = a number of thousands of digits must be below 2**53"),
+  ({"table": "x"}, "table = 'x' must be a dict"),
+  ({"count": 2.0}, "count = 2.0 must be an integer"),
+  ({"count": False}, "count = False must be an integer"),
+  ({"count": 2**53}, "count = 9007199254740992 must be below 2**53"),
+  ({"on": 1}, "on = 1 must be True or False"),
+  ({"name": None}, "name = None must be text in UTF-8"),
+  ({"name": "\udcff"}, r"name = '\udcff' must be text in UTF-8"),
+  ({"names": "ab"}, "names = 'ab' must be a tuple"),
+  ({"rate": "x" * 999}, f"rate = '{'x' * 199}... must be a number"),
+])  # fmt: skip
 def test_a_section_checks_itself(values, line):
   with pytest.raises(Wrong) as e:
     Small(**values)

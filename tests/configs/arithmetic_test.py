@@ -40,13 +40,10 @@ def test_a_task_ends_when_it_has_no_more_problems():
   assert all("apples" in line["prompt"] for line in itertools.islice(story, 9))
 
 
-@pytest.mark.parametrize(
-  "response, right",
-  [
-    ("124", True), ("64 + 60 = 124", True), ("124.", True),
-    ("It is 1,24", True), ("124 - 60 = 64", False), ("1240", False),
-    ("-124", False), ("", False), ("no number", False), ("12 4", False),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("response, right", [
+  ("124", True), ("64 + 60 = 124", True), ("124.", True),
+  ("It is 1,24", True), ("124 - 60 = 64", False), ("1240", False),
+  ("-124", False), ("", False), ("no number", False), ("12 4", False),
+])  # fmt: skip
 def test_the_last_number_counts(response, right):
   assert arithmetic.score(response, {"answer": "124"}) == right

@@ -154,22 +154,19 @@ def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
     read(path, domains=DOMAINS)
 
 
-@pytest.mark.parametrize(
-  "names, said",
-  [
-    ([], "no data files"),
-    (["none.jsonl"], "none.jsonl ... does not exist"),
-    (["no*.jsonl"], "no*.jsonl ... pattern"),
-    (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
-    (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
-    (["folder"], "folder ... .parquet"),
-    (["list.json"], "list.json: not JSON: "),
-    (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
-    (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
-    (["empty.jsonl"], "empty.jsonl ... no records"),
-    (["a.parquet"], "a.parquet"),
-  ],
-)
+@pytest.mark.parametrize("names, said", [
+  ([], "no data files"),
+  (["none.jsonl"], "none.jsonl ... does not exist"),
+  (["no*.jsonl"], "no*.jsonl ... pattern"),
+  (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
+  (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
+  (["folder"], "folder ... .parquet"),
+  (["list.json"], "list.json: not JSON: "),
+  (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
+  (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
+  (["empty.jsonl"], "empty.jsonl ... no records"),
+  (["a.parquet"], "a.parquet"),
+])  # fmt: skip
 def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "folder").mkdir()
@@ -395,22 +392,19 @@ def test_parquet_holds_the_same_records(tmp_path, parquet):
   assert str(ours.places[2]).endswith("a.parquet, row 3")
 
 
-@pytest.mark.parametrize(
-  "column, field, said",
-  [
-    ({"answer": [0.5]}, "answer", "0.5 ... text"),
-    ({"answer": [float("nan")]}, "answer", "NaN ... finite number"),
-    ({"answer": [b"8"]}, "answer", "not JSON"),
-    ({"answer": [datetime.date(2026, 1, 5)]}, "answer", "date ... not JSON"),
-    ({"answer": [decimal.Decimal("8.0")]}, "answer", "not JSON"),
-    ({"prompt": [b"\xff"]}, "prompt", "not JSON"),
-    ({"answer": [True]}, "answer", "true ... text"),
-    ({"answer": [None]}, "answer", "missing"),
-    ({"anwser": ["8"]}, "answer", "missing ... 'anwser'"),
-    ({"prompt": ["3 \x00 5"]}, "prompt", "character 3 ... U+0000"),
-    ({"prompt": ["x" * 1_000_000]}, "", "longer ... 1,000,000 bytes"),
-  ],
-)
+@pytest.mark.parametrize("column, field, said", [
+  ({"answer": [0.5]}, "answer", "0.5 ... text"),
+  ({"answer": [float("nan")]}, "answer", "NaN ... finite number"),
+  ({"answer": [b"8"]}, "answer", "not JSON"),
+  ({"answer": [datetime.date(2026, 1, 5)]}, "answer", "date ... not JSON"),
+  ({"answer": [decimal.Decimal("8.0")]}, "answer", "not JSON"),
+  ({"prompt": [b"\xff"]}, "prompt", "not JSON"),
+  ({"answer": [True]}, "answer", "true ... text"),
+  ({"answer": [None]}, "answer", "missing"),
+  ({"anwser": ["8"]}, "answer", "missing ... 'anwser'"),
+  ({"prompt": ["3 \x00 5"]}, "prompt", "character 3 ... U+0000"),
+  ({"prompt": ["x" * 1_000_000]}, "", "longer ... 1,000,000 bytes"),
+])  # fmt: skip
 def test_rows_are_checked_as_lines_are(parquet, column, field, said):
   good = {"id": "a", "domain": "math", "prompt": "3 + 5?", "answer": "8"}
   name, [value] = column.popitem()
@@ -589,26 +583,23 @@ def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
     assert example.columns == {"reward_model": row["reward_model"]}
 
 
-@pytest.mark.parametrize(
-  "changed, field, says",
-  [
-    ({"question": None, "qestion": "3 + 5?"}, "question",
-      "missing ... config.data.fields ... 'qestion'"),
-    ({"answer": None}, "answer", "missing ... config.data.fields"),
-    ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
-    ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
-    ({"domain": "maths"}, "domain", "'maths' ... unknown"),
-    ({"id": 3, "domain": "math"}, "id", "3 ... text"),
-    # Of lines that say nothing of ours, what could be no field is a column.
-    ({"choises": ["8"]}, "", ""), ({"soruce": "mine"}, "", ""),
-    ({"data_source": "mine"}, "", ""), ({"id": 3}, "", ""),
-    ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
-    ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
-    ({"id": "gsm8k/7", "source": "AIME 2024"}, "", ""),
-    ({"domain": "algebra"}, "", ""),
-    ({"messages": [{"role": "user", "content": "3 + 5?"}]}, "", ""),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("changed, field, says", [
+  ({"question": None, "qestion": "3 + 5?"}, "question",
+    "missing ... config.data.fields ... 'qestion'"),
+  ({"answer": None}, "answer", "missing ... config.data.fields"),
+  ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
+  ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
+  ({"domain": "maths"}, "domain", "'maths' ... unknown"),
+  ({"id": 3, "domain": "math"}, "id", "3 ... text"),
+  # Of lines that say nothing of ours, what could be no field is a column.
+  ({"choises": ["8"]}, "", ""), ({"soruce": "mine"}, "", ""),
+  ({"data_source": "mine"}, "", ""), ({"id": 3}, "", ""),
+  ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
+  ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
+  ({"id": "gsm8k/7", "source": "AIME 2024"}, "", ""),
+  ({"domain": "algebra"}, "", ""),
+  ({"messages": [{"role": "user", "content": "3 + 5?"}]}, "", ""),
+])  # fmt: skip
 def test_columns_pass_through_but_slips_do_not(tmp_path, changed, field, says):
   record = {"question": "3 + 5?", "answer": "8", "level": 2} | changed
   record = {k: v for k, v in record.items() if v is not None}

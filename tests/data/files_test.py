@@ -97,17 +97,14 @@ def test_a_name_with_a_colon_is_a_file_if_there_is_one(folder):
   ]
 
 
-@pytest.mark.parametrize(
-  "given, says",
-  [
-    ((), "no data files ... at least one"),
-    (("set", "set/a.jsonl"), "set/a.jsonl ... twice ... once"),
-    (("bare",), "bare ... parquet"),
-    (("openai/gsm8k",), "openai/gsm8k ... hub:openai/gsm8k"),
-    (("data/b.jsonl",), "data/b.jsonl ... does not exist"),
-    (("a.jsonl,b.jsonl",), "a.jsonl,b.jsonl ... 'a.jsonl','b.jsonl'"),
-  ],
-)
+@pytest.mark.parametrize("given, says", [
+  ((), "no data files ... at least one"),
+  (("set", "set/a.jsonl"), "set/a.jsonl ... twice ... once"),
+  (("bare",), "bare ... parquet"),
+  (("openai/gsm8k",), "openai/gsm8k ... hub:openai/gsm8k"),
+  (("data/b.jsonl",), "data/b.jsonl ... does not exist"),
+  (("a.jsonl,b.jsonl",), "a.jsonl,b.jsonl ... 'a.jsonl','b.jsonl'"),
+])  # fmt: skip
 def test_files_that_are_not_there(folder, given, says):
   folder("set/a.jsonl", "bare/data.csv", "a,b.jsonl")
   refused(says, *given)

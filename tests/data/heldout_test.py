@@ -67,15 +67,12 @@ def test_a_side_does_not_depend_on_the_other_examples():
   assert {e.id for e in again.examples} == ids & {e.id for e in mine.examples}
 
 
-@pytest.mark.parametrize(
-  "one, other, same",
-  [
-    ("What is 81-35?", "what is 81 - 35 ?", True),
-    ("f( x ) = { 3 , 4 }", "f(x)={3,\n4}", True),
-    ("3 4", "34", False), ("3 4", "3  4", True), ("a_b c", "a_bc", False),
-    ("- 3", "-3", True), ("日 本", "日本", False),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("one, other, same", [
+  ("What is 81-35?", "what is 81 - 35 ?", True),
+  ("f( x ) = { 3 , 4 }", "f(x)={3,\n4}", True),
+  ("3 4", "34", False), ("3 4", "3  4", True), ("a_b c", "a_bc", False),
+  ("- 3", "-3", True), ("日 本", "日本", False),
+])  # fmt: skip
 def test_blanks_that_part_no_words_do_not_count(one, other, same):
   pair = data(example("a", one)), data(example("b", other), file="b.jsonl")
   if not same:
@@ -108,12 +105,10 @@ def test_both_sides_must_have_examples():
   "other, said",
   [
     (example("b", "6 + 6?"), "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2"),
-    (
-      example("z", " 3 +\n5 PLEASE?", system="Be brief."),
-      "h.jsonl, line 2 ... a.jsonl, line 1",
-    ),
+    (example("z", " 3 +\n5 PLEASE?", system="Be brief."),
+      "h.jsonl, line 2 ... a.jsonl, line 1"),
   ],
-)
+)  # fmt: skip
 def test_an_example_on_both_sides_is_refused(other, said):
   train = data(example("a", "3 + 5 please?"), example("b", "3 + 6?"))
   fine = example("c", "3 + 7?")

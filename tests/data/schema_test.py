@@ -12,33 +12,27 @@ from brorl_jax.verdicts.strict_json import Refused
 KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
 
 
-@pytest.mark.parametrize(
-  "text, want",
-  [
-    ("", {}),
-    ("prompt:question", {"prompt": "question"}),
-    (" prompt: question , answer:answer,",
-      {"prompt": "question", "answer": "answer"}),
-    ("answer:reward_model.ground_truth",
-      {"answer": "reward_model.ground_truth"}),
-    ("prompt:text,answer:text", {"prompt": "text", "answer": "text"}),
-    ("answer:a:b", {"answer": "a:b"}),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, want", [
+  ("", {}),
+  ("prompt:question", {"prompt": "question"}),
+  (" prompt: question , answer:answer,",
+    {"prompt": "question", "answer": "answer"}),
+  ("answer:reward_model.ground_truth",
+    {"answer": "reward_model.ground_truth"}),
+  ("prompt:text,answer:text", {"prompt": "text", "answer": "text"}),
+  ("answer:a:b", {"answer": "a:b"}),
+])  # fmt: skip
 def test_a_map_of_fields_by_hand(text, want):
   assert schema.parse(text, KNOWN) == want
 
 
-@pytest.mark.parametrize(
-  "text, says",
-  [
-    ("question", "'question' ... field:column ... prompt:question"),
-    ("prompt:", "'prompt:' ... field:column"),
-    ("promt:question", "'promt:question' ... 'promt'"),
-    ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
-    ("id:a,id:b", "'id:b'"),
-  ],
-)
+@pytest.mark.parametrize("text, says", [
+  ("question", "'question' ... field:column ... prompt:question"),
+  ("prompt:", "'prompt:' ... field:column"),
+  ("promt:question", "'promt:question' ... 'promt'"),
+  ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
+  ("id:a,id:b", "'id:b'"),
+])  # fmt: skip
 def test_a_map_of_fields_that_is_none(text, says):
   with refuses(ValueError, says):
     schema.parse(text, KNOWN)
@@ -85,19 +79,16 @@ def test_files_of_their_own_form(tmp_path, monkeypatch):
       schema.record({"n": n}, of(f"mine.py:{how}"))
 
 
-@pytest.mark.parametrize(
-  "text, says",
-  [
-    ("a.json=prompt:q", "'a.json' is no entry ... did you mean a.jsonl?"),
-    ("base=prompt:q", "'base' is no entry ... use one of a.jsonl, b"),
-    ("other=x:y=prompt:q", "'other=x:y' is no entry ... use one of a.jsonl, b"),
-    ("prompt:q;answer:a", "all other files: 'prompt:q' and 'answer:a' ... one"),
-    ("b=prompt:q;b=prompt:r", "b: 'prompt:q' and 'b=prompt:r' are given"),
-    ("b=promt:q", "'promt:q' ... did you mean prompt?"),
-    ("none.py:row", "the function = 'none.py:row' ... does not exist"),
-    ("brorl_jax.data.schema:reco", "has no function ... did you mean record?"),
-  ],
-)
+@pytest.mark.parametrize("text, says", [
+  ("a.json=prompt:q", "'a.json' is no entry ... did you mean a.jsonl?"),
+  ("base=prompt:q", "'base' is no entry ... use one of a.jsonl, b"),
+  ("other=x:y=prompt:q", "'other=x:y' is no entry ... use one of a.jsonl, b"),
+  ("prompt:q;answer:a", "all other files: 'prompt:q' and 'answer:a' ... one"),
+  ("b=prompt:q;b=prompt:r", "b: 'prompt:q' and 'b=prompt:r' are given"),
+  ("b=promt:q", "'promt:q' ... did you mean prompt?"),
+  ("none.py:row", "the function = 'none.py:row' ... does not exist"),
+  ("brorl_jax.data.schema:reco", "has no function ... did you mean record?"),
+])  # fmt: skip
 def test_a_form_that_is_none(text, says):
   with refuses(ValueError, says):
     schema.form(text, ["a.jsonl", "b"], KNOWN)
@@ -127,16 +118,13 @@ def test_renamed_columns_are_fields_and_the_others_stay():
   assert schema.renamed(record, {}) == ({}, record)
 
 
-@pytest.mark.parametrize(
-  "column, says",
-  [
-    ("qestion", "missing ... config.data.fields ... 'question'"),
-    ("x", "missing ... config.data.fields"),
-    ("inner.trth", "inner.trth ... missing ... 'truth'?"),
-    ("inner.truth.more", "inner.truth.more ... missing"),
-    ("question.text", "question.text ... missing"),
-  ],
-)
+@pytest.mark.parametrize("column, says", [
+  ("qestion", "missing ... config.data.fields ... 'question'"),
+  ("x", "missing ... config.data.fields"),
+  ("inner.trth", "inner.trth ... missing ... 'truth'?"),
+  ("inner.truth.more", "inner.truth.more ... missing"),
+  ("question.text", "question.text ... missing"),
+])  # fmt: skip
 def test_a_column_that_is_not_there_is_named_with_those_that_are(column, says):
   record = {"question": "a text", "inner": {"truth": "2"}}
   with pytest.raises(Refused) as e:
@@ -160,18 +148,15 @@ def test_a_field_that_is_missing_is_looked_for_among_the_columns():
   assert len(long) < 250 and "\n" not in long
 
 
-@pytest.mark.parametrize(
-  "column, refused",
-  [
-    ("time_limt", True), ("timelimit", True), ("time_limits", True),
-    ("time_lmiit", True), ("time_1imit", True), ("Time_limit", True),
-    ("soruce", True), ("time", False), ("data_source", False),
-    ("resource", False), ("difficulty", False), ("", False),
-    ("timelimt", False),  # two slips
-    ("idx", False),  # a slip away from id, and a column of its own
-    ("fou", False),  # of four letters
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("column, refused", [
+  ("time_limt", True), ("timelimit", True), ("time_limits", True),
+  ("time_lmiit", True), ("time_1imit", True), ("Time_limit", True),
+  ("soruce", True), ("time", False), ("data_source", False),
+  ("resource", False), ("difficulty", False), ("", False),
+  ("timelimt", False),  # two slips
+  ("idx", False),  # a slip away from id, and a column of its own
+  ("fou", False),  # of four letters
+])  # fmt: skip
 def test_a_slip_in_an_optional_field_is_no_column(column, refused):
   fields = ("time_limit", "source", "id", "four")
   if not refused:

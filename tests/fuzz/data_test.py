@@ -21,17 +21,12 @@ _GCD = {
 _GOOD = {
   "math": {"prompt": "What is 3 + 5?", "answer": "8"},
   "stem": {"prompt": "A) x B) y", "answer": "A", "choices": ["x", "y"]},
-  "code": {
-    "prompt": "Double it.",
-    "tests": {"inputs": ["1", "2"], "outputs": ["2", "4"]},
-    "time_limit": 2,
-  },
-  "instructions": {
-    "prompt": "No comma.",
-    "instructions": [{"id": "punctuation:no_comma", "kwargs": {}}],
-  },
+  "code": {"prompt": "Double it.",
+    "tests": {"inputs": ["1", "2"], "outputs": ["2", "4"]}, "time_limit": 2},
+  "instructions": {"prompt": "No comma.",
+    "instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]},
   "gym": {"prompt": "Which?", "entry": _GCD},
-}
+}  # fmt: skip
 _FORMS = st.sampled_from(
   [
     Form(), Form(domain="math"), Form({"prompt": "a.b", "answer": "x"}, "math"),

@@ -234,22 +234,19 @@ def test_the_comparison_refuses_before_it_installs(flags, message):
   assert done.stderr.startswith(f"error: {message}")
 
 
-@pytest.mark.parametrize(
-  "flags, message",
-  [
-    (["--n=0"], "--n=0 must be at least 1"),
-    (["--vocab=10"], "--vocab=10 must be at least 11"),
-    (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
-    (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
-    (["--workload=l3"], "--workload=l3 needs an accelerator"),
-    (["--model=100x2"], "--model=100x2 is not WIDTHxLAYERS"),
-    (["--model=64x1:x=2"], "'x' must be one of heads, kv_heads, "),
-    (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
-    (["--model=60x1:heads=6,kv_heads=4"], "must be a multiple of kv_heads=4"),
-    (["--model=60x1:heads=4"], "head_size=15 must be even"),
-    (["--ends=9", "--lengths=x"], "not allowed with"),
-  ],
-)
+@pytest.mark.parametrize("flags, message", [
+  (["--n=0"], "--n=0 must be at least 1"),
+  (["--vocab=10"], "--vocab=10 must be at least 11"),
+  (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
+  (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
+  (["--workload=l3"], "--workload=l3 needs an accelerator"),
+  (["--model=100x2"], "--model=100x2 is not WIDTHxLAYERS"),
+  (["--model=64x1:x=2"], "'x' must be one of heads, kv_heads, "),
+  (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
+  (["--model=60x1:heads=6,kv_heads=4"], "must be a multiple of kv_heads=4"),
+  (["--model=60x1:heads=4"], "head_size=15 must be even"),
+  (["--ends=9", "--lengths=x"], "not allowed with"),
+])  # fmt: skip
 def test_refuses(flags, message, capsys):
   with pytest.raises(SystemExit) as e:
     protocol.parse(more=update.add_flags, argv=flags)

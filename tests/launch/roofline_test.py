@@ -117,15 +117,12 @@ def test_a_program_of_a_tpu():
       4,
     ),
     # A reduction writes where it reads: its start names each array once.
-    (
-      "all-reduce",
+    ("all-reduce",
       "(f32[7]{0}, s32[]) all-reduce-start(%a, %b), replica_groups={{0,2,4}}",
-      4 * 7 + 4,
-      3,
-    ),
+      4 * 7 + 4, 3),
     ("ragged-all-to-all", "pred[5]{0} ragged-all-to-all(%a)", 5, 0),
   ],
-)
+)  # fmt: skip
 def test_size_and_devices_of_a_message(kind, text, size, group):
   program = f"ENTRY %e (a: f32[2]) -> f32[2] {{\n  %x = {text}\n}}\n"
   assert [*Text(program).account().collectives] == [
@@ -200,19 +197,16 @@ def test_longer_of_products_and_memory_counts_and_messages_follow(work, busy):
   assert seconds == busy + 3 * 16 / 2 / 8
 
 
-@pytest.mark.parametrize(
-  "kind, size, group, seconds",
-  [
-    # Of 120 bytes on 4 devices, what one sends: all but its own quarter; twice
-    # that to add up and to spread; 3 parts of the size of what it keeps; all.
-    ("all-gather", 120, 4, 90 / 8),
-    ("all-reduce", 120, 4, 180 / 8),
-    ("reduce-scatter", 120, 4, 360 / 8),
-    ("collective-permute", 120, 4, 120 / 8),
-    # 5 devices are one more than are joined: slower, between hosts.
-    ("all-gather", 20, 5, 20 * 4 / 5 / 2),
-  ],
-)
+@pytest.mark.parametrize("kind, size, group, seconds", [
+  # Of 120 bytes on 4 devices, what one sends: all but its own quarter; twice
+  # that to add up and to spread; 3 parts of the size of what it keeps; all.
+  ("all-gather", 120, 4, 90 / 8),
+  ("all-reduce", 120, 4, 180 / 8),
+  ("reduce-scatter", 120, 4, 360 / 8),
+  ("collective-permute", 120, 4, 120 / 8),
+  # 5 devices are one more than are joined: slower, between hosts.
+  ("all-gather", 20, 5, 20 * 4 / 5 / 2),
+])  # fmt: skip
 def test_messages_around_a_ring(kind, size, group, seconds):
   sent = {Collective(kind, size, group): 5}
   assert costs.link_seconds(sent, SPEED) == pytest.approx(5 * seconds)

@@ -53,17 +53,14 @@ def test_no_microbatch_has_more_positions_than_the_longest():
     assert blocks % 4 == 0 and blocks * each <= most < (blocks + 4) * each
 
 
-@pytest.mark.parametrize(
-  "layout, want",
-  [
-    # 16 (40 + 192) = 3,712 positions; a quarter: 7 x 128, 3 x 256, 1 x 512.
-    (Layout(32, 16, 6, 40), [(7, 128), (3, 256), (1, 512)]),
-    (Layout(32, 16, 6, 40, devices=4), [(4, 128), (4, 256), (4, 512)]),
-    (Layout(32, 16, 6, 40, devices=8), [(8, 128), (8, 256)]),  # 464 for each
-    (Layout(32, 16, 101, 412), []),
-    (Layout(7, 1, 44, 204), [(1, 256), (1, 512)]),  # 512
-  ],
-)
+@pytest.mark.parametrize("layout, want", [
+  # 16 (40 + 192) = 3,712 positions; a quarter: 7 x 128, 3 x 256, 1 x 512.
+  (Layout(32, 16, 6, 40), [(7, 128), (3, 256), (1, 512)]),
+  (Layout(32, 16, 6, 40, devices=4), [(4, 128), (4, 256), (4, 512)]),
+  (Layout(32, 16, 6, 40, devices=8), [(8, 128), (8, 256)]),  # 464 for each
+  (Layout(32, 16, 101, 412), []),
+  (Layout(7, 1, 44, 204), [(1, 256), (1, 512)]),  # 512
+])  # fmt: skip
 def test_rows_of_trees_by_hand(layout, want):
   assert layout.trees == want
 
@@ -403,19 +400,16 @@ def test_padding_by_hand():
   np.testing.assert_allclose(packing.padding_fraction(batches), want)
 
 
-@pytest.mark.parametrize(
-  "unit, mean, want",
-  [
-    ("token", "token", None),
-    # 6 tokens in 3 rollouts of 2 prompts; two rollouts have none.
-    ("token", "sequence", [[1, 2, 0], [2 / 3, 0, 0]]),
-    ("token", "prompt", [[1, 1, 0], [1, 0, 0]]),
-    ("token", "constant", [[0.5, 0.5, 0], [0.5, 0, 0]]),
-    ("sequence", "token", [[2, 2, 0], [2, 0, 0]]),
-    ("sequence", "sequence", [[2, 2, 0], [2, 0, 0]]),
-    ("sequence", "prompt", [[1.5, 1.5, 0], [3, 0, 0]]),
-  ],
-)
+@pytest.mark.parametrize("unit, mean, want", [
+  ("token", "token", None),
+  # 6 tokens in 3 rollouts of 2 prompts; two rollouts have none.
+  ("token", "sequence", [[1, 2, 0], [2 / 3, 0, 0]]),
+  ("token", "prompt", [[1, 1, 0], [1, 0, 0]]),
+  ("token", "constant", [[0.5, 0.5, 0], [0.5, 0, 0]]),
+  ("sequence", "token", [[2, 2, 0], [2, 0, 0]]),
+  ("sequence", "sequence", [[2, 2, 0], [2, 0, 0]]),
+  ("sequence", "prompt", [[1.5, 1.5, 0], [3, 0, 0]]),
+])  # fmt: skip
 def test_factors_of_the_loss_by_hand(unit, mean, want):
   length = np.array([[2, 1, 0], [3, 0, 0]])
   got = packing.loss_scale(length, unit=unit, mean=mean, constant=4)

@@ -281,16 +281,13 @@ def test_a_folder_of_another_evaluation_is_refused(whole):
   assert "--allow_config_change" not in line  # which would not help
 
 
-@pytest.mark.parametrize(
-  "line, said",
-  [
-    (b'{"step": 0}', "line 2 ... 'sample'"),
-    ({"step": 1}, "line 2 ... 1 of 'count_primes/heldout/0' at step 0"),
-    (b"\xff", "line 2 ... 'utf-8' ... 0xff ... 0"),
-    (None, "line 2 ... 1 of 'count_primes/heldout/0'"),  # left out
-    ("again", "line 49"),  # nothing is cut silently
-  ],
-)
+@pytest.mark.parametrize("line, said", [
+  (b'{"step": 0}', "line 2 ... 'sample'"),
+  ({"step": 1}, "line 2 ... 1 of 'count_primes/heldout/0' at step 0"),
+  (b"\xff", "line 2 ... 'utf-8' ... 0xff ... 0"),
+  (None, "line 2 ... 1 of 'count_primes/heldout/0'"),  # left out
+  ("again", "line 49"),  # nothing is cut silently
+])  # fmt: skip
 def test_other_records_are_refused(whole, tmp_path, line, said):
   workdir = tmp_path / "run"
   shutil.copytree(whole[0], workdir)

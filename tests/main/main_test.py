@@ -31,45 +31,42 @@ def message(done: subprocess.CompletedProcess) -> str:
   return line.removeprefix("error: ")
 
 
-@pytest.mark.parametrize(
-  "args, line",
-  [
-    ((*RUN, "--config.clip_lwo=1"), "clip_lwo ... --config.loss.clip_low"),
-    ((*RUN, "--config.xyzzy", "3"), "--config.xyzzy ... brorl_jax/config/"),
-    ((*RUN, "--config.lr=1"), "--config.lr ... --config.optim.lr"),
-    ((*RUN, "--config.families.gcd.weight=2"),
-      "--config.families.gcd.weight ... --config.data.families.gcd.weight"),
-    ((*RUN, "--config.optim.learning_rate=1"),
-      "--config.optim.learning_rate ... --config.optim.lr here"),
-    ((RUN[0], "--wrkdir={}/run"), "--wrkdir ... --workdir"),
-    ((*RUN, "--steps=3"), "--steps; did you mean --config.run.steps?"),
-    ((*RUN, "--learning_rate=3"), "--learning_rate; it is --config.optim.lr"),
-    (("--config=configs/n521.py", RUN[1]),
-      "configs/n521.py ... configs/n512.py"),
-    ((*RUN, "--config"), "--config ... empty ... n512"),
-    ((*RUN, "--config.optim.lr=fast"), "--config.optim.lr=fast: 'fast'"),
-    ((*RUN, "--allow_config_change=x"), "--allow_config_change=x: 'x'"),
-    ((*RUN, "--mode=trian"), "--mode=trian ... <train|evaluate|plan"),
-    ((*RUN, "512"), "'512' ... --help"),
-    # ml_collections reads what follows it too.
-    ((*RUN, "--", "--config.xyzzy=3"), "no --config.xyzzy"),
-    ((*RUN, "--", "512"), "'512' ... --help"),
-    ((RUN[0],), "--workdir is missing"),
-    ((RUN[1],), "--config is missing"),
-    (("--mode=report", "--workdir="), "--workdir is missing"),
-    (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),
-    (("--mode=sample", RUN[0]), "--mode=sample ... --config"),
-    ((*RUN, "--workdir=b"),
-      "--workdir ... 2 ... --mode=train ... --mode=report"),
-    ((*RUN, "--begin_again", "--from_step=0"), "--begin_again and --from_step"),
-    ((*RUN, "--n=2"), "--n ... --mode=sample ... --mode=train"),
-    ((*RUN, "--mode=export", "--begin_again"), "--begin_again ... =export"),
-    ((*RUN, "--mode=plan", "--from_step=3"), "--from_step ... --mode=train"),
-    ((*RUN, "--mode=evaluate", "--fast"), "--fast ... --mode=plan"),
-    ((*RUN, "--mode=plan", "--processes=2"), "--processes ... --mode=train"),
-    ((*RUN, "--coordinator=a:1"), "--coordinator, --processes ... together"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("args, line", [
+  ((*RUN, "--config.clip_lwo=1"), "clip_lwo ... --config.loss.clip_low"),
+  ((*RUN, "--config.xyzzy", "3"), "--config.xyzzy ... brorl_jax/config/"),
+  ((*RUN, "--config.lr=1"), "--config.lr ... --config.optim.lr"),
+  ((*RUN, "--config.families.gcd.weight=2"),
+    "--config.families.gcd.weight ... --config.data.families.gcd.weight"),
+  ((*RUN, "--config.optim.learning_rate=1"),
+    "--config.optim.learning_rate ... --config.optim.lr here"),
+  ((RUN[0], "--wrkdir={}/run"), "--wrkdir ... --workdir"),
+  ((*RUN, "--steps=3"), "--steps; did you mean --config.run.steps?"),
+  ((*RUN, "--learning_rate=3"), "--learning_rate; it is --config.optim.lr"),
+  (("--config=configs/n521.py", RUN[1]),
+    "configs/n521.py ... configs/n512.py"),
+  ((*RUN, "--config"), "--config ... empty ... n512"),
+  ((*RUN, "--config.optim.lr=fast"), "--config.optim.lr=fast: 'fast'"),
+  ((*RUN, "--allow_config_change=x"), "--allow_config_change=x: 'x'"),
+  ((*RUN, "--mode=trian"), "--mode=trian ... <train|evaluate|plan"),
+  ((*RUN, "512"), "'512' ... --help"),
+  # ml_collections reads what follows it too.
+  ((*RUN, "--", "--config.xyzzy=3"), "no --config.xyzzy"),
+  ((*RUN, "--", "512"), "'512' ... --help"),
+  ((RUN[0],), "--workdir is missing"),
+  ((RUN[1],), "--config is missing"),
+  (("--mode=report", "--workdir="), "--workdir is missing"),
+  (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),
+  (("--mode=sample", RUN[0]), "--mode=sample ... --config"),
+  ((*RUN, "--workdir=b"),
+    "--workdir ... 2 ... --mode=train ... --mode=report"),
+  ((*RUN, "--begin_again", "--from_step=0"), "--begin_again and --from_step"),
+  ((*RUN, "--n=2"), "--n ... --mode=sample ... --mode=train"),
+  ((*RUN, "--mode=export", "--begin_again"), "--begin_again ... =export"),
+  ((*RUN, "--mode=plan", "--from_step=3"), "--from_step ... --mode=train"),
+  ((*RUN, "--mode=evaluate", "--fast"), "--fast ... --mode=plan"),
+  ((*RUN, "--mode=plan", "--processes=2"), "--processes ... --mode=train"),
+  ((*RUN, "--coordinator=a:1"), "--coordinator, --processes ... together"),
+])  # fmt: skip
 def test_refuses_in_one_line_and_writes_nothing(tmp_path, refused, args, line):
   assert mentions(refused(*(arg.format(tmp_path) for arg in args)), line)
   assert list(tmp_path.iterdir()) == []
@@ -102,20 +99,17 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize(
-  "text, line",
-  [
-    ("def get_config(:\n", "(c.py, line 1)"),
-    ("def get_config():\n  return 1 / 0\n", "division by zero"),
-    ("import sys\nsys.exit(0)\n", "0"),
-    (CONFIG.format("c.lerning_rate = 1.0"), "c.lerning_rate"),
-    (CONFIG.format("c.sampling.n = '512'"), "field 'n'"),
-    (CONFIG.format("c.lr = 1e-4"), "c.lr ... c.optim.lr"),
-    (CONFIG.format("c.optim.lrr = 1.0"), "c.lrr ... c.optim.lr"),
-    (CONFIG.format("c = None"), "get_config"),
-    ("", "get_config"),
-  ],
-)
+@pytest.mark.parametrize("text, line", [
+  ("def get_config(:\n", "(c.py, line 1)"),
+  ("def get_config():\n  return 1 / 0\n", "division by zero"),
+  ("import sys\nsys.exit(0)\n", "0"),
+  (CONFIG.format("c.lerning_rate = 1.0"), "c.lerning_rate"),
+  (CONFIG.format("c.sampling.n = '512'"), "field 'n'"),
+  (CONFIG.format("c.lr = 1e-4"), "c.lr ... c.optim.lr"),
+  (CONFIG.format("c.optim.lrr = 1.0"), "c.lrr ... c.optim.lr"),
+  (CONFIG.format("c = None"), "get_config"),
+  ("", "get_config"),
+])  # fmt: skip
 def test_a_config_file_that_fails_is_one_line(tmp_path, refused, text, line):
   file = tmp_path / "a folder" / "c.py"
   file.parent.mkdir()

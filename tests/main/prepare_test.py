@@ -65,20 +65,17 @@ def test_from_the_hub_to_a_run_of_five_domains(hub, tmp_path, capsys):
   assert raw.forms[str(hub["eurus2"])][0] == "brorl_jax.configs.public:eurus2"
 
 
-@pytest.mark.parametrize(
-  "sets, said",
-  [
-    (["deepscalr"], "--set='deepscalr' ... did you mean deepscaler?"),
-    (["scp"], "--set='scp' ... use some of deepscaler, eurus2, eurus2_math, "),
-    (["eurus2", "eurus2=a.json"], "--set=eurus2,eurus2=a.json ... twice"),
-    (["eurus2", "deepscaler=a.json"], "deepscaler.jsonl exists; remove it"),
-    (["eurus2=none.parquet"], "none.parquet: file does not exist"),
-    (["eurus2=bad.json"], "bad.json: not JSON: "),
-    (["eurus2=a.json"], "all 1 records are unusable; the first: a.json, row 1"),
-    (["llama_nemotron_if"], "hf download nvidia/Llama-Nemotron-Post-Training-"
-      'Dataset ... dataset --include "*RL/instruction_following[-./]*"'),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("sets, said", [
+  (["deepscalr"], "--set='deepscalr' ... did you mean deepscaler?"),
+  (["scp"], "--set='scp' ... use some of deepscaler, eurus2, eurus2_math, "),
+  (["eurus2", "eurus2=a.json"], "--set=eurus2,eurus2=a.json ... twice"),
+  (["eurus2", "deepscaler=a.json"], "deepscaler.jsonl exists; remove it"),
+  (["eurus2=none.parquet"], "none.parquet: file does not exist"),
+  (["eurus2=bad.json"], "bad.json: not JSON: "),
+  (["eurus2=a.json"], "all 1 records are unusable; the first: a.json, row 1"),
+  (["llama_nemotron_if"], "hf download nvidia/Llama-Nemotron-Post-Training-"
+    'Dataset ... dataset --include "*RL/instruction_following[-./]*"'),
+])  # fmt: skip
 def test_refusals_leave_nothing(tmp_path, monkeypatch, sets, said):
   monkeypatch.chdir(tmp_path)
   hub_cache.made(tmp_path, monkeypatch)

@@ -106,12 +106,10 @@ def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
   "entries, difference",
   [
     ({"versions": {"reasoning-gym": "0.1.24"}}, "'0.1.25' ... '0.1.24'"),
-    (
-      {"data": {"held out": "abc", "chat template": "77f8"}},
-      "chat template ... '77f8'",
-    ),
+    ({"data": {"held out": "abc", "chat template": "77f8"}},
+      "chat template ... '77f8'"),
   ],
-)
+)  # fmt: skip
 def test_other_puzzles_and_templates_are_refused(tmp_path, entries, difference):
   a = made.run(tmp_path / "a")
   b = made.told(made.run(tmp_path / "b"), **entries)

@@ -104,14 +104,9 @@ def test_it_answers_with_what_the_sampler_draws(policy):
   stop = policy.tokenizer.stop_ids
   how = dict(max_new_tokens=4, temperature=0.7, top_k=5, top_p=0.9, min_p=0.01)
   out = bj.sample(
-    policy.policy,
-    policy.params,
-    [ids],
-    jax.random.key(3),
-    n=16,
-    stop_ids=stop,
+    policy.policy, policy.params, [ids], jax.random.key(3), n=16, stop_ids=stop,
     **how,
-  )
+  )  # fmt: skip
   found = policy.sample(LONG, 16, seed=3, **how)
   for n, one in enumerate(found):
     assert one.tokens == out.tokens[0, n][np.asarray(out.mask[0, n])].tolist()
@@ -212,19 +207,16 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
     policy.sample(SHORT)
 
 
-@pytest.mark.parametrize(
-  "prompt, how, message",
-  [
-    (SHORT, {"n": 0}, "n = 0 ... at least 1"),
-    (SHORT, {"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
-    (SHORT, {"temperature": -1.0}, "temperature = -1.0"),
-    (SHORT, {"top_p": 0.0}, "top_p = 0.0"),
-    ([SHORT, "3" * 40_000], {},
-      "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768"),
-    ([[{"role": "user"}]], {}, "prompt 0 ... 'role' ... 'content'"),
-    ({"role": "user", "content": SHORT}, {}, "use [message]"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("prompt, how, message", [
+  (SHORT, {"n": 0}, "n = 0 ... at least 1"),
+  (SHORT, {"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
+  (SHORT, {"temperature": -1.0}, "temperature = -1.0"),
+  (SHORT, {"top_p": 0.0}, "top_p = 0.0"),
+  ([SHORT, "3" * 40_000], {},
+    "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768"),
+  ([[{"role": "user"}]], {}, "prompt 0 ... 'role' ... 'content'"),
+  ({"role": "user", "content": SHORT}, {}, "use [message]"),
+])  # fmt: skip
 def test_what_cannot_be_answered_is_refused(policy, prompt, how, message):
   with compilations() as seen, pytest.raises(ValueError) as e:
     policy.sample(prompt, **how)
@@ -276,16 +268,13 @@ def test_parameters_may_be_of_half_the_size(run):
     assert {x.dtype.name for x in jax.tree.leaves(found.params)} == {"bfloat16"}
 
 
-@pytest.mark.parametrize(
-  "where, step, message",
-  [
-    ("{tmp}/nowhere", None, "directory"),
-    ("{tmp}", None, "config.json ... read"),
-    ("", 1, "step = 1 ... ''"),
-    ("{run}/checkpoints/1", 1, "step = 1 ... '"),
-    ("{run}", 2, "checkpoint 2 ... 1, 3"),
-  ],
-)
+@pytest.mark.parametrize("where, step, message", [
+  ("{tmp}/nowhere", None, "directory"),
+  ("{tmp}", None, "config.json ... read"),
+  ("", 1, "step = 1 ... ''"),
+  ("{run}/checkpoints/1", 1, "step = 1 ... '"),
+  ("{run}", 2, "checkpoint 2 ... 1, 3"),
+])  # fmt: skip
 def test_what_is_no_policy_is_refused(run, tmp_path, where, step, message):
   with refuses(ValueError, message):
     bj.load(where.format(tmp=tmp_path, run=run), step=step)
@@ -422,21 +411,15 @@ def test_on_a_terminal_responses_are_numbered(talk, run, tmp_path, monkeypatch):
 # ------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-  "given, message",
-  [
-    ({"prompt": ["x"], "prompts": "y.txt"}, "--prompt ... --prompts"),
-    ({"prompts": "{tmp}/y.txt"}, "--prompts={tmp}/y.txt ... No such file"),
-    ({"prompts": "{tmp}/blank.txt"}, "--prompts={tmp}/blank.txt ... blank"),
-    (
-      {"prompts": "{tmp}/bad.jsonl"},
-      "{tmp}/bad.jsonl, line 1, field 'answer': ",
-    ),
-    ({"prompt": ["x"], "n": 0}, "n = 0 ... at least 1"),
-    ({"prompt": ["x"], "temperature": -1.0}, "temperature = -1.0"),
-    ({"where": "/no/where", "prompt": ["x"]}, "'/no/where' ... checkpoint"),
-  ],
-)
+@pytest.mark.parametrize("given, message", [
+  ({"prompt": ["x"], "prompts": "y.txt"}, "--prompt ... --prompts"),
+  ({"prompts": "{tmp}/y.txt"}, "--prompts={tmp}/y.txt ... No such file"),
+  ({"prompts": "{tmp}/blank.txt"}, "--prompts={tmp}/blank.txt ... blank"),
+  ({"prompts": "{tmp}/bad.jsonl"}, "{tmp}/bad.jsonl, line 1, field 'answer': "),
+  ({"prompt": ["x"], "n": 0}, "n = 0 ... at least 1"),
+  ({"prompt": ["x"], "temperature": -1.0}, "temperature = -1.0"),
+  ({"where": "/no/where", "prompt": ["x"]}, "'/no/where' ... checkpoint"),
+])  # fmt: skip
 def test_what_cannot_be_asked_is_refused(talk, tmp_path, given, message):
   (tmp_path / "blank.txt").write_text(" \n\n")
   (tmp_path / "bad.jsonl").write_text(
@@ -451,16 +434,10 @@ def test_what_cannot_be_asked_is_refused(talk, tmp_path, given, message):
 
 def command(*words, **how):
   return subprocess.Popen(
-    [sys.executable, "-m", "brorl_jax.main", *words],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    bufsize=1,
-    **how,
-  )
+    [sys.executable, "-m", "brorl_jax.main", *words], cwd=ROOT,
+    env=os.environ | {"XLA_FLAGS": compiling.QUICK}, stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, **how,
+  )  # fmt: skip
 
 
 @pytest.mark.ci

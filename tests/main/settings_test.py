@@ -361,25 +361,22 @@ def test_a_phase_begins_after_the_one_before(since):
     phases_refused(where(1, again, 5), first, second)
 
 
-@pytest.mark.parametrize(
-  "change, line",
-  [
-    ({"loss.clip_lwo": 0.1}, "'loss.clip_low'"),
-    ({"xyzzy": 1}, "no such field"),
-    ({"run.seed": 1}, "cannot change"),
-    ({"run.steps": 9}, "cannot change"),
-    ({"run.phases": ()}, "cannot change"),
-    ({4: 1}, "no such field"),
-    ({"optim.lr": None}, "of type float"),
-    ({"sampling.n": "256"}, "of type int"),
-    ({"sampling.n": 256.5}, "of type int"),
-    ({"sampling.n": True}, "of type int"),
-    ({"optim.lr": "1"}, "of type float"),
-    ({"reward.mask_truncated": 1}, "of type bool"),
-    ({"optim.lr": -1.0}, "positive"),
-    ({"loss.mean": "all"}, "one of token, sequence"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("change, line", [
+  ({"loss.clip_lwo": 0.1}, "'loss.clip_low'"),
+  ({"xyzzy": 1}, "no such field"),
+  ({"run.seed": 1}, "cannot change"),
+  ({"run.steps": 9}, "cannot change"),
+  ({"run.phases": ()}, "cannot change"),
+  ({4: 1}, "no such field"),
+  ({"optim.lr": None}, "of type float"),
+  ({"sampling.n": "256"}, "of type int"),
+  ({"sampling.n": 256.5}, "of type int"),
+  ({"sampling.n": True}, "of type int"),
+  ({"optim.lr": "1"}, "of type float"),
+  ({"reward.mask_truncated": 1}, "of type bool"),
+  ({"optim.lr": -1.0}, "positive"),
+  ({"loss.mean": "all"}, "one of token, sequence"),
+])  # fmt: skip
 def test_a_phase_changes_fields_that_may_change(change, line):
   ((name, value),) = change.items()
   said = f"config.run.phases[0][{name!r}] = {value!r} ... {line}"

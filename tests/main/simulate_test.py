@@ -87,26 +87,23 @@ def test_what_is_not_finite_is_no_report(tmp_path):
     simulate_command.sweep(small(), "sgd", bad, 4)
 
 
-@pytest.mark.parametrize(
-  "change, line",
-  [
-    (dict(n=(0,)), "config.n = (0,) ... of at least 1"),
-    (dict(n=()), "config.n = () ... one number"),
-    (dict(n=(4.5,)), "config.n = (4.5,) ... integers"),
-    (dict(steps=0), "config.steps = 0 ... at least 1"),
-    (dict(correct=0), "config.correct = 0 ... 1 to vocab - 1"),
-    (dict(correct=128_000), "config.correct = 128000 ... 1 to vocab - 1"),
-    (dict(b1=1.0), "config.b1 = 1.0 ... at least 0 ... below 1"),
-    (dict(b2=-0.1), "config.b2 = -0.1 ... at least 0 ... below 1"),
-    *(
-      ({name: 0.0}, f"config.{name} = 0.0 must be positive")
-      for name in ("lr", "eps", "sgd_lr")
-    ),
-    (dict(weight_decay=math.inf), "config.weight_decay = inf ... positive"),
-    (dict(seeding=math.nan), "config.seeding = nan ... finite"),
-    (dict(anchor=math.nan), "config.anchor = nan ... finite ... None"),
-  ],
-)
+@pytest.mark.parametrize("change, line", [
+  (dict(n=(0,)), "config.n = (0,) ... of at least 1"),
+  (dict(n=()), "config.n = () ... one number"),
+  (dict(n=(4.5,)), "config.n = (4.5,) ... integers"),
+  (dict(steps=0), "config.steps = 0 ... at least 1"),
+  (dict(correct=0), "config.correct = 0 ... 1 to vocab - 1"),
+  (dict(correct=128_000), "config.correct = 128000 ... 1 to vocab - 1"),
+  (dict(b1=1.0), "config.b1 = 1.0 ... at least 0 ... below 1"),
+  (dict(b2=-0.1), "config.b2 = -0.1 ... at least 0 ... below 1"),
+  *(
+    ({name: 0.0}, f"config.{name} = 0.0 must be positive")
+    for name in ("lr", "eps", "sgd_lr")
+  ),
+  (dict(weight_decay=math.inf), "config.weight_decay = inf ... positive"),
+  (dict(seeding=math.nan), "config.seeding = nan ... finite"),
+  (dict(anchor=math.nan), "config.anchor = nan ... finite ... None"),
+])  # fmt: skip
 def test_settings_of_the_simulator_are_refused(change, line):
   c = simulate.get_config()
   with c.ignore_type():

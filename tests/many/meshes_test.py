@@ -13,16 +13,13 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 
 
-@pytest.mark.parametrize(
-  "sizes, shape",
-  [
-    (dict(), (1, 8, 1, 1)),
-    (dict(data=2), (2, 4, 1, 1)),
-    (dict(fsdp=4, tensor=2), (1, 4, 2, 1)),
-    (dict(data=2, fsdp=-1, tensor=2, expert=2), (2, 1, 2, 2)),
-    (dict(expert=8), (1, 1, 1, 8)),
-  ],
-)
+@pytest.mark.parametrize("sizes, shape", [
+  (dict(), (1, 8, 1, 1)),
+  (dict(data=2), (2, 4, 1, 1)),
+  (dict(fsdp=4, tensor=2), (1, 4, 2, 1)),
+  (dict(data=2, fsdp=-1, tensor=2, expert=2), (2, 1, 2, 2)),
+  (dict(expert=8), (1, 1, 1, 8)),
+])  # fmt: skip
 def test_a_mesh_fills_the_devices(sizes, shape):
   mesh = meshes.make_mesh(**sizes)
   assert mesh.devices.shape == shape
@@ -52,14 +49,11 @@ def test_what_a_mesh_has_by_hand():
   assert meshes.of(None) == meshes.ONE == Axes(1, 1, 1, 1)
 
 
-@pytest.mark.parametrize(
-  "axes, processes, want",
-  [
-    (Axes(1, 8), 4, Axes(1, 2)), (Axes(2, 4), 2, Axes(1, 4)),
-    (Axes(2, 4), 4, Axes(1, 2)), (Axes(4, 2), 2, Axes(2, 2)),
-    (Axes(4, 2, 2, 3), 8, Axes(1, 1, 2, 3)), (Axes(4, 3), 2, Axes(2, 3)),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("axes, processes, want", [
+  (Axes(1, 8), 4, Axes(1, 2)), (Axes(2, 4), 2, Axes(1, 4)),
+  (Axes(2, 4), 4, Axes(1, 2)), (Axes(4, 2), 2, Axes(2, 2)),
+  (Axes(4, 2, 2, 3), 8, Axes(1, 1, 2, 3)), (Axes(4, 3), 2, Axes(2, 3)),
+])  # fmt: skip
 def test_a_process_has_whole_rows(axes, processes, want):
   assert axes.share(processes) == want
 
@@ -151,16 +145,13 @@ def test_all_devices_come_by_slice_and_process(monkeypatch):
   ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "axes, rows, within",
-  [
-    (Axes(), "fsdp", "tensor"),
-    (Axes(data=2), "data", "tensor"),
-    (Axes(fsdp=2, tensor=3), "fsdp", "tensor"),
-    (Axes(2, 2, 1, 3), ("data", "fsdp"), "expert"),
-    (Axes(1, 1, 2, 3), "fsdp", ("tensor", "expert")),
-  ],
-)
+@pytest.mark.parametrize("axes, rows, within", [
+  (Axes(), "fsdp", "tensor"),
+  (Axes(data=2), "data", "tensor"),
+  (Axes(fsdp=2, tensor=3), "fsdp", "tensor"),
+  (Axes(2, 2, 1, 3), ("data", "fsdp"), "expert"),
+  (Axes(1, 1, 2, 3), "fsdp", ("tensor", "expert")),
+])  # fmt: skip
 def test_axes_of_one_device_are_not_written(axes, rows, within):
   assert meshes.rows(axes.abstract) == rows
   assert meshes.within(axes.abstract) == within

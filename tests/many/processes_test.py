@@ -105,17 +105,14 @@ def test_a_claim_that_fails_is_not_one_of_another(monkeypatch):
     processes.Board("some").claim(1)
 
 
-@pytest.mark.parametrize(
-  "coordinator, index, line",
-  [
-    ("localhost", 0, "--coordinator=localhost is not HOST:PORT"),
-    ("a:b", 0, "is not HOST:PORT"),
-    (":1234", 0, "is not HOST:PORT"),
-    ("a:70000", 0, "is not HOST:PORT"),
-    ("a:1234", 2, "--process_id=2 is not one of 0 to 1, of --processes=2"),
-    ("a:1234", -1, "--process_id=-1 is not one of"),
-  ],
-)
+@pytest.mark.parametrize("coordinator, index, line", [
+  ("localhost", 0, "--coordinator=localhost is not HOST:PORT"),
+  ("a:b", 0, "is not HOST:PORT"),
+  (":1234", 0, "is not HOST:PORT"),
+  ("a:70000", 0, "is not HOST:PORT"),
+  ("a:1234", 2, "--process_id=2 is not one of 0 to 1, of --processes=2"),
+  ("a:1234", -1, "--process_id=-1 is not one of"),
+])  # fmt: skip
 def test_wrong_flags_are_refused_before_connecting(coordinator, index, line):
   with pytest.raises(UserError, match=line):
     processes.start(coordinator, 2, index)

@@ -49,56 +49,48 @@ def llama3(**fields):
   return scaled("llama3", **common | fields)
 
 
-@pytest.mark.parametrize(
-  "fields",
-  [
-    {}, {"rope_scaling": None}, {"rope_parameters": None},
-    {"rope_scaling": {"type": "default"}},
-    {"rope_theta": GONE, "rope_parameters": {"rope_theta": 1e4}},
-    # rope_parameters is the newer field.
-    {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 1e4}},
-    {"partial_rotary_factor": 1.0}, {"hidden_act": "swish"},
-    {"hidden_act": GONE}, {"head_dim": None},
-    {"use_sliding_window": False, "sliding_window": 4},
-    {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
-    {"something_else": {"unknown": 1}},
-  ],
-  ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("fields", [
+  {}, {"rope_scaling": None}, {"rope_parameters": None},
+  {"rope_scaling": {"type": "default"}},
+  {"rope_theta": GONE, "rope_parameters": {"rope_theta": 1e4}},
+  # rope_parameters is the newer field.
+  {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 1e4}},
+  {"partial_rotary_factor": 1.0}, {"hidden_act": "swish"},
+  {"hidden_act": GONE}, {"head_dim": None},
+  {"use_sliding_window": False, "sliding_window": 4},
+  {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+  {"something_else": {"unknown": 1}},
+], ids=str)  # fmt: skip
 def test_spellings_that_mean_the_same(tmp_path, fields):
   assert read(tmp_path, but(QWEN, **fields)) == SAME
 
 
-@pytest.mark.parametrize(
-  "config, rope",
-  [
-    (scaled("linear", factor=2), Rope(1e4, "linear", 2.0)),
-    (scaled("dynamic", factor=2.0), Rope(1e4, "dynamic")),
-    (llama3(), Rope(1e4, "llama3", 8.0, 128, 1.0, 4.0)),
-    # The lengths say by how much, if the factor does not.
-    (llama3(factor=None), Rope(1e4, "llama3", 4.0, 128, 1.0, 4.0)),
-    (llama3(original_max_position_embeddings=GONE),
-      Rope(1e4, "llama3", 8.0, 512, 1.0, 4.0)),
-    (yarn(), Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
-    (yarn(factor=None, original_max_position_embeddings=64),
-      Rope(1e4, "yarn", 8.0, 64, scale=1 + 0.1 * math.log(8))),
-    (yarn(original_max_position_embeddings=GONE),
-      Rope(1e4, "yarn", 4.0, 512, scale=1 + 0.1 * math.log(4))),
-    (yarn(beta_slow=2, beta_fast=20.0, truncate=False, attention_factor=1.25),
-      Rope(1e4, "yarn", 4.0, 128, 2.0, 20.0, truncate=False, scale=1.25)),
-    (yarn(mscale=2.0, mscale_all_dim=0.5),
-      Rope(1e4, "yarn", 4.0, 128,
-      scale=(1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4)))),
-    # One of the two alone has no effect.
-    (yarn(mscale=2.0),
-      Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
-    (yarn(factor=0.5), Rope(1e4, "yarn", 0.5, 128)),
-    (but(QWEN, rope_theta=GONE,
-      rope_parameters=dict(rope_type="linear", rope_theta=7.0, factor=3.0)),
-      Rope(7.0, "linear", 3.0)),
-  ],
-  ids=lambda x: str(getattr(x, "kind", "")),
-)  # fmt: skip
+@pytest.mark.parametrize("config, rope", [
+  (scaled("linear", factor=2), Rope(1e4, "linear", 2.0)),
+  (scaled("dynamic", factor=2.0), Rope(1e4, "dynamic")),
+  (llama3(), Rope(1e4, "llama3", 8.0, 128, 1.0, 4.0)),
+  # The lengths say by how much, if the factor does not.
+  (llama3(factor=None), Rope(1e4, "llama3", 4.0, 128, 1.0, 4.0)),
+  (llama3(original_max_position_embeddings=GONE),
+    Rope(1e4, "llama3", 8.0, 512, 1.0, 4.0)),
+  (yarn(), Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
+  (yarn(factor=None, original_max_position_embeddings=64),
+    Rope(1e4, "yarn", 8.0, 64, scale=1 + 0.1 * math.log(8))),
+  (yarn(original_max_position_embeddings=GONE),
+    Rope(1e4, "yarn", 4.0, 512, scale=1 + 0.1 * math.log(4))),
+  (yarn(beta_slow=2, beta_fast=20.0, truncate=False, attention_factor=1.25),
+    Rope(1e4, "yarn", 4.0, 128, 2.0, 20.0, truncate=False, scale=1.25)),
+  (yarn(mscale=2.0, mscale_all_dim=0.5),
+    Rope(1e4, "yarn", 4.0, 128,
+    scale=(1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4)))),
+  # One of the two alone has no effect.
+  (yarn(mscale=2.0),
+    Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
+  (yarn(factor=0.5), Rope(1e4, "yarn", 0.5, 128)),
+  (but(QWEN, rope_theta=GONE,
+    rope_parameters=dict(rope_type="linear", rope_theta=7.0, factor=3.0)),
+    Rope(7.0, "linear", 3.0)),
+], ids=lambda x: str(getattr(x, "kind", "")))  # fmt: skip
 def test_ropes_that_are_stretched(tmp_path, config, rope):
   policy = read(tmp_path, config)
   # Of yarn both ways to give the length are in use, before and after.
@@ -109,83 +101,56 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
   assert read(tmp_path, architectures.config_of(policy, "float32")) == policy
 
 
-@pytest.mark.parametrize(
-  "config, fields",
-  [
-    (
-      but(LLAMA, attention_bias=True, mlp_bias=True),
-      {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+@pytest.mark.parametrize("config, fields", [
+  (but(LLAMA, attention_bias=True, mlp_bias=True),
+    {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
+  # transformers' llama has no window, whatever its config says.
+  (but(LLAMA, sliding_window=3), {"sliding": (), "window": 0}),
+  # The first llamas have no such fields.
+  (but(LLAMA, num_key_value_heads=GONE, rope_theta=GONE),
+    {"qkv_bias": False, "kv_heads": 4, "rope": Rope(1e4)}),
+  (but(QWEN, model_type="qwen3", head_dim=8, attention_bias=True),
+    {"head_size": 8, "qkv_bias": True, "output_bias": True, "qk_norm": True}),
+  (but(QWEN, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    {"sliding": (False, True), "window": 9, "sliding_rope": None}),
+  (
+    but(
+      QWEN,
+      use_sliding_window=True,
+      sliding_window=9,
+      layer_types=["sliding_attention", "full_attention"],
     ),
-    # transformers' llama has no window, whatever its config says.
-    (but(LLAMA, sliding_window=3), {"sliding": (), "window": 0}),
-    # The first llamas have no such fields.
-    (
-      but(LLAMA, num_key_value_heads=GONE, rope_theta=GONE),
-      {"qkv_bias": False, "kv_heads": 4, "rope": Rope(1e4)},
-    ),
-    (
-      but(QWEN, model_type="qwen3", head_dim=8, attention_bias=True),
-      {"head_size": 8, "qkv_bias": True, "output_bias": True, "qk_norm": True},
-    ),
-    (
-      but(QWEN, use_sliding_window=True, sliding_window=9, max_window_layers=1),
-      {"sliding": (False, True), "window": 9, "sliding_rope": None},
-    ),
-    (
-      but(
-        QWEN,
-        use_sliding_window=True,
-        sliding_window=9,
-        layer_types=["sliding_attention", "full_attention"],
-      ),
-      {"sliding": (True, False), "window": 9},
-    ),
-    (
-      but(QWEN, model_type="mistral", sliding_window=None),
-      {"sliding": (), "window": 0, "qkv_bias": False},
-    ),
-    (
-      but(MOE, norm_topk_prob=False, mlp_only_layers=None),
-      {
-        "experts": 5, "experts_per_token": 2, "normalize_experts": False,
-        "mlp": 12, "sliding": (),
-      },
-    ),
-    (
-      but(MOE, use_sliding_window=True, sliding_window=9),
-      {"sliding": (True, True), "window": 9},
-    ),
-    (
-      but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
-      {"attention_softcap": 0.0, "final_softcap": 0.0},
-    ),
-    (
-      but(GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
-      {"attention_softcap": 3.0, "final_softcap": 5.0},
-    ),
-    (but(GEMMA, attention_bias=True), {"qkv_bias": True, "output_bias": True}),
-    (but(GEMMA, hidden_activation="silu"), {"activation": "silu"}),
-    (but(GEMMA, sliding_window=None), {"sliding": (), "window": 0}),
-    (but(GEMMA, query_pre_attn_scalar=16), {"query_scale": 0.25}),
-    (
-      but(GEMMA_LAYERS, sliding_window_pattern=2),
-      {"sliding": (True, False), "sliding_rope": Rope(1e3), "window": 7},
-    ),
-    # The oldest spelling, of full layers alone.
-    (
-      but(GEMMA_LAYERS, rope_scaling={"type": "linear", "factor": 8.0}),
-      {"rope": Rope(1e4, "linear", 8.0), "sliding_rope": Rope(1e3)},
-    ),
-    (
-      but(GEMMA_LAYERS, layer_types=["full_attention", "sliding_attention"]),
-      {"sliding": (False, True)},
-    ),
-    (
-      but(GEMMA_LAYERS, layer_types=["full_attention"] * 2),
-      {"sliding": (), "sliding_rope": None},
-    ),
-  ],
-)  # fmt: skip
+    {"sliding": (True, False), "window": 9},
+  ),
+  (but(QWEN, model_type="mistral", sliding_window=None),
+    {"sliding": (), "window": 0, "qkv_bias": False}),
+  (
+    but(MOE, norm_topk_prob=False, mlp_only_layers=None),
+    {
+      "experts": 5, "experts_per_token": 2, "normalize_experts": False,
+      "mlp": 12, "sliding": (),
+    },
+  ),
+  (but(MOE, use_sliding_window=True, sliding_window=9),
+    {"sliding": (True, True), "window": 9}),
+  (but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
+    {"attention_softcap": 0.0, "final_softcap": 0.0}),
+  (but(GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    {"attention_softcap": 3.0, "final_softcap": 5.0}),
+  (but(GEMMA, attention_bias=True), {"qkv_bias": True, "output_bias": True}),
+  (but(GEMMA, hidden_activation="silu"), {"activation": "silu"}),
+  (but(GEMMA, sliding_window=None), {"sliding": (), "window": 0}),
+  (but(GEMMA, query_pre_attn_scalar=16), {"query_scale": 0.25}),
+  (but(GEMMA_LAYERS, sliding_window_pattern=2),
+    {"sliding": (True, False), "sliding_rope": Rope(1e3), "window": 7}),
+  # The oldest spelling, of full layers alone.
+  (but(GEMMA_LAYERS, rope_scaling={"type": "linear", "factor": 8.0}),
+    {"rope": Rope(1e4, "linear", 8.0), "sliding_rope": Rope(1e3)}),
+  (but(GEMMA_LAYERS, layer_types=["full_attention", "sliding_attention"]),
+    {"sliding": (False, True)}),
+  (but(GEMMA_LAYERS, layer_types=["full_attention"] * 2),
+    {"sliding": (), "sliding_rope": None}),
+])  # fmt: skip
 def test_fields_that_switch_something_on(tmp_path, config, fields):
   policy = read(tmp_path, config)
   assert {name: getattr(policy, name) for name in fields} == fields

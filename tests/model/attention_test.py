@@ -129,20 +129,17 @@ def test_llama3_frequencies_in_their_three_regimes():
   np.testing.assert_allclose(rope.frequency(8), want, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-  "trained, truncate, left",
-  [
-    # theta^(-2i/16) = 2^-i, so that pair i makes trained / (2 pi 2^i) turns:
-    # 32 of them, the upper limit, at pair 1.577, one at pair 6.577.
-    (600, True, [1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
-    (600, False, [1, 1, 0.915463, 0.715463, 0.515463, 0.315463, 0.115463, 0]),
-    # 32 turns before the first pair, one at pair 2.67: the ramp begins at 0.
-    (40, True, [1, 2 / 3, 1 / 3, 0, 0, 0, 0, 0]),
-    (40, False, [1, 0.625528, 0.251056, 0, 0, 0, 0, 0]),
-    # All pairs turn more than 32 times.
-    (2_000_000, True, [1] * 8),
-  ],
-)
+@pytest.mark.parametrize("trained, truncate, left", [
+  # theta^(-2i/16) = 2^-i, so that pair i makes trained / (2 pi 2^i) turns:
+  # 32 of them, the upper limit, at pair 1.577, one at pair 6.577.
+  (600, True, [1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
+  (600, False, [1, 1, 0.915463, 0.715463, 0.515463, 0.315463, 0.115463, 0]),
+  # 32 turns before the first pair, one at pair 2.67: the ramp begins at 0.
+  (40, True, [1, 2 / 3, 1 / 3, 0, 0, 0, 0, 0]),
+  (40, False, [1, 0.625528, 0.251056, 0, 0, 0, 0, 0]),
+  # All pairs turn more than 32 times.
+  (2_000_000, True, [1] * 8),
+])  # fmt: skip
 def test_yarn_leaves_fast_pairs_and_stretches_slow(trained, truncate, left):
   rope = Rope(256.0, "yarn", 4.0, trained, truncate=truncate)
   plain = 2.0 ** -np.arange(8)
@@ -178,13 +175,10 @@ def test_pieces_by_hand():
   assert of(1, 1, on_cpu=True) == 1
 
 
-@pytest.mark.parametrize(
-  "shared, softcap, pieces",
-  [
-    (None, 0.0, 2), ("all", 1.5, 1), ("rows", 0.0, 2), ("queries", 1.5, 3),
-    ("", 0.0, 1),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("shared, softcap, pieces", [
+  (None, 0.0, 2), ("all", 1.5, 1), ("rows", 0.0, 2), ("queries", 1.5, 3),
+  ("", 0.0, 1),
+])  # fmt: skip
 def test_attention_is_the_softmax_over_both_kinds_of_keys(
   shared, softcap, pieces, monkeypatch
 ):

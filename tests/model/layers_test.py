@@ -309,16 +309,13 @@ POLICIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "target, changes, form",
-  [
-    (None, {}, "turned"),
-    (None, {"dtype": "bfloat16"}, "trained"),
-    (None, {"mlp_bias": True}, "trained"),
-    (None, {"experts": 2, "experts_per_token": 1}, "trained"),
-    (GPU, {}, "fused"),
-  ],
-)
+@pytest.mark.parametrize("target, changes, form", [
+  (None, {}, "turned"),
+  (None, {"dtype": "bfloat16"}, "trained"),
+  (None, {"mlp_bias": True}, "trained"),
+  (None, {"experts": 2, "experts_per_token": 1}, "trained"),
+  (GPU, {}, "fused"),
+])  # fmt: skip
 def test_the_form_of_a_layer_follows_the_machine(target, changes, form):
   policy = changed(**changes)
   if target:

@@ -258,16 +258,13 @@ def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
     )
 
 
-@pytest.mark.parametrize(
-  "prompts, rows, data, want",
-  [
-    (2, 16, 1, (1, 16, 2)),  # as they are
-    (2, 16, 8, (4, 4, 8)),
-    (3, 16, 8, (8, 2, 24)),
-    (2, 10, 8, (4, 3, 8)),  # 2 rows too many of each prompt
-    (1, 2, 8, (2, 1, 8)),  # 6 blocks too many
-  ],
-)
+@pytest.mark.parametrize("prompts, rows, data, want", [
+  (2, 16, 1, (1, 16, 2)),  # as they are
+  (2, 16, 8, (4, 4, 8)),
+  (3, 16, 8, (8, 2, 24)),
+  (2, 10, 8, (4, 3, 8)),  # 2 rows too many of each prompt
+  (1, 2, 8, (2, 1, 8)),  # 6 blocks too many
+])  # fmt: skip
 def test_rows_of_few_prompts_are_cut_into_blocks(prompts, rows, data, want):
   each, size, blocks = sharding.blocks(prompts, rows, data)
   assert (each, size, blocks) == want

@@ -111,15 +111,13 @@ def test_encoding_adds_nothing(copy, built):
   content = json.loads(path.read_text())
   content["post_processor"] = {
     "type": "TemplateProcessing",
-    "single": [
-      {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}},
-      {"Sequence": {"id": "A", "type_id": 0}},
-    ],
+    "single": [{"SpecialToken": {"id": "<|im_end|>", "type_id": 0}},
+      {"Sequence": {"id": "A", "type_id": 0}}],
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
     "special_tokens": {
       "<|im_end|>": {"id": "<|im_end|>", "ids": [2], "tokens": ["<|im_end|>"]}
     },
-  }
+  }  # fmt: skip
   write(path, content)
   assert tokenizer.Tokenizer(copy).encode(ODD[3]) == built.encode(ODD[3])
 
@@ -282,22 +280,14 @@ def test_a_foreign_tokenizer_is_tried(
     tokenizer.Tokenizer(copy, template)
 
 
-@pytest.mark.parametrize(
-  "data, says",
-  [
-    (b"hello", ": its chat template leaves out the question"),
-    (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
-    (b"", ": its chat template is empty"),
-    (
-      b"{{ messages[0].content }}{{ range(99) | random }}",
-      ": its chat templat",
-    ),
-    (
-      b"{{ ().__class__.__base__.__subclasses__() }}",
-      ": the chat template fails",
-    ),
-  ],
-)
+@pytest.mark.parametrize("data, says", [
+  (b"hello", ": its chat template leaves out the question"),
+  (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
+  (b"", ": its chat template is empty"),
+  (b"{{ messages[0].content }}{{ range(99) | random }}", ": its chat templat"),
+  (b"{{ ().__class__.__base__.__subclasses__() }}",
+    ": the chat template fails"),
+])  # fmt: skip
 def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):
   path = tmp_path / "mine.jinja"
   path.write_bytes(data)

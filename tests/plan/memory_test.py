@@ -65,16 +65,13 @@ def test_all_lanes_hold_their_prompt_once():
   assert lanes(4) == 2 * 4 * 7 * 12 * 4
 
 
-@pytest.mark.parametrize(
-  "changes, on_cpu, token",
-  [
-    ({}, False, 12 * 4),
-    ({"dtype": "bfloat16"}, False, 12 * 2),
-    ({"dtype": "bfloat16"}, True, 12 * 4),  # see Policy.page
-    ({"int8_cache": True}, True, 12 + 6 * 4),
-    ({"int8_cache": True, "dtype": "bfloat16"}, False, 12 + 6 * 4),
-  ],
-)
+@pytest.mark.parametrize("changes, on_cpu, token", [
+  ({}, False, 12 * 4),
+  ({"dtype": "bfloat16"}, False, 12 * 2),
+  ({"dtype": "bfloat16"}, True, 12 * 4),  # see Policy.page
+  ({"int8_cache": True}, True, 12 + 6 * 4),
+  ({"int8_cache": True, "dtype": "bfloat16"}, False, 12 + 6 * 4),
+])  # fmt: skip
 def test_bytes_of_a_token_in_the_cache(changes, on_cpu, token):
   policy = dataclasses.replace(TOY, **changes)
   if not on_cpu:
@@ -92,16 +89,13 @@ def test_bytes_of_a_token_in_the_cache(changes, on_cpu, token):
   assert one.weights == (4 * NUMBERS if not half else 2 * NUMBERS + 2 * NORMS)
 
 
-@pytest.mark.parametrize(
-  "mean, lanes, slots, blocks",
-  [
-    (0, 2, 3, 6 * 5),  # 300 tokens are 5 blocks
-    (300, 2, 3, 6 * 5),  # never more
-    (100, 2, 3, 18),  # 6 rows of 100 / 64 + 1/2 are 12.4; and one longest
-    (9, 5, 6, 35),  # no row has less than one block
-    (1, 1, 1, 5),  # one longest rollout has room
-  ],
-)
+@pytest.mark.parametrize("mean, lanes, slots, blocks", [
+  (0, 2, 3, 6 * 5),  # 300 tokens are 5 blocks
+  (300, 2, 3, 6 * 5),  # never more
+  (100, 2, 3, 18),  # 6 rows of 100 / 64 + 1/2 are 12.4; and one longest
+  (9, 5, 6, 35),  # no row has less than one block
+  (1, 1, 1, 5),  # one longest rollout has room
+])  # fmt: skip
 def test_blocks_of_a_pool_by_hand(mean, lanes, slots, blocks):
   one = load(on_gpu(TOY), max_new_tokens=300, mean_tokens=mean)
   assert one.blocks(lanes, slots) == blocks
@@ -160,13 +154,10 @@ def least(total: int) -> int:
   return math.ceil(total / 0.9)
 
 
-@pytest.mark.parametrize(
-  "field, low, high",
-  [
-    ("resident_bytes", 0, 1000), ("n", 24, 25), ("prompts", 8, 9),
-    ("prompt_tokens", 8, 9), ("slots", 7, 8), ("lanes", 3, 4),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("field, low, high", [
+  ("resident_bytes", 0, 1000), ("n", 24, 25), ("prompts", 8, 9),
+  ("prompt_tokens", 8, 9), ("slots", 7, 8), ("lanes", 3, 4),
+])  # fmt: skip
 def test_more_of_anything_needs_more(field, low, high):
   both = {"slots": 8, "lanes": 4}
   assert needed(**both | {field: low}) < needed(**both | {field: high})

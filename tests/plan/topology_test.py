@@ -60,36 +60,30 @@ def refusal(call, *args):
   return line
 
 
-@pytest.mark.parametrize(
-  "text, kind, shape, platform, devices",
-  [
-    ("h100:1x8", "h100", (1, 8), "gpu", 8),
-    ("h200:8x8", "h200", (8, 8), "gpu", 64),
-    ("v5p:2x2x3", "v5p", (2, 2, 3), "tpu", 12),
-    ("cpu:65", "cpu", (65,), "cpu", 65),
-    ("here", "here", (), "here", 1),
-  ],
-)
+@pytest.mark.parametrize("text, kind, shape, platform, devices", [
+  ("h100:1x8", "h100", (1, 8), "gpu", 8),
+  ("h200:8x8", "h200", (8, 8), "gpu", 64),
+  ("v5p:2x2x3", "v5p", (2, 2, 3), "tpu", 12),
+  ("cpu:65", "cpu", (65,), "cpu", 65),
+  ("here", "here", (), "here", 1),
+])  # fmt: skip
 def test_names(text, kind, shape, platform, devices):
   name = topology.parse(text)
   assert name == Name(kind, shape)
   assert (name.platform, name.devices, str(name)) == (platform, devices, text)
 
 
-@pytest.mark.parametrize(
-  "text, says",
-  [
-    ("", "KIND:SHAPE ... h100:1x8 ... here"),
-    ("h100", "KIND:SHAPE ... h100:1x8 ... here"), ("h100:", "KIND:SHAPE"),
-    ("h100:1x", "KIND:SHAPE"), ("here:8", "'here' is unknown"),
-    ("tpu:8", "'tpu' is unknown ... h100, h200, v5p, v5e, v6e, cpu, here"),
-    ("h100:8", "hosts x GPUs of each ... h100:1x8"),
-    ("h100:0x8", "hosts x GPUs of each"),
-    ("v5p:8", "chips along each axis ... v5p:2x2x2"),
-    ("cpu:2x2x2", "processes x devices of each ... cpu:64 ... cpu:8x8"),
-    ("cpu:0", "processes x devices of each ... cpu:64"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, says", [
+  ("", "KIND:SHAPE ... h100:1x8 ... here"),
+  ("h100", "KIND:SHAPE ... h100:1x8 ... here"), ("h100:", "KIND:SHAPE"),
+  ("h100:1x", "KIND:SHAPE"), ("here:8", "'here' is unknown"),
+  ("tpu:8", "'tpu' is unknown ... h100, h200, v5p, v5e, v6e, cpu, here"),
+  ("h100:8", "hosts x GPUs of each ... h100:1x8"),
+  ("h100:0x8", "hosts x GPUs of each"),
+  ("v5p:8", "chips along each axis ... v5p:2x2x2"),
+  ("cpu:2x2x2", "processes x devices of each ... cpu:64 ... cpu:8x8"),
+  ("cpu:0", "processes x devices of each ... cpu:64"),
+])  # fmt: skip
 def test_a_wrong_name_is_refused_with_one_that_is_right(text, says):
   line = refusal(topology.parse, text)
   assert line.startswith(f"--topology={text}: ") and mentions(line, says), line

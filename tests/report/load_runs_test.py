@@ -79,33 +79,30 @@ def fourth(**values):
   return append("metrics.jsonl", json.dumps(line) + "\n")
 
 
-@pytest.mark.parametrize(
-  "damage, line",
-  [
-    (remove("config.json"), "{} ... config.json"),
-    (write("config.json", "{"), "{}/config.json ... line 1 ... " + REMEDY),
-    (write("config.json", '{"model_type": "qwen2"}'), "{}/config.json"),
-    (remove("metrics.jsonl", "eval/records.jsonl"), "{} ... evaluation"),
-    (remove("eval/curve.jsonl"), "{} ... no finished evaluation"),
-    (write("eval/curve.jsonl", '{"step": 0'), "{} ... no finished evaluation"),
-    (remove("metrics.jsonl"), "{} ... evaluation is not finished"),
-    (append("metrics.jsonl", "nonsense\n"), "{}/metrics.jsonl, line 4"),
-    (append("metrics.jsonl", '{"step": 4}\n'),
-      "{}/metrics.jsonl, line 4 ... 'time/step_s' ... " + REMEDY),
-    (fourth(**{"time/step_s": "x"}),
-      "{}/metrics.jsonl, line 4: 'time/step_s' ... \"x\" ... " + REMEDY),
-    # No sum of such numbers is finite.
-    (fourth(**{"time/cpu_s": 1e18}), "{}/metrics.jsonl, line 4: 'time/cpu_s'"),
-    (fourth(step=4.0), "{}/metrics.jsonl, line 4: 'step' ... 4.0"),
-    (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
-      "{}/metrics.jsonl, line 1: 'utf-8' ... 0xff ... 0 ... " + REMEDY),
-    (append("eval/curve.jsonl", "[]\n"), "{}/eval/curve.jsonl, line 4"),
-    (append("eval/curve.jsonl", '{"step": 2}\n'),
-      "{}/eval/records.jsonl ... [0, 1, 3] ... [0, 1, 3, 2]"),
-    (steps(1, 2), "{}/metrics.jsonl ... 1 to 3 ... " + REMEDY),
-    (steps(2, 3), "{}/metrics.jsonl ... 1 to 3 ... " + REMEDY),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("damage, line", [
+  (remove("config.json"), "{} ... config.json"),
+  (write("config.json", "{"), "{}/config.json ... line 1 ... " + REMEDY),
+  (write("config.json", '{"model_type": "qwen2"}'), "{}/config.json"),
+  (remove("metrics.jsonl", "eval/records.jsonl"), "{} ... evaluation"),
+  (remove("eval/curve.jsonl"), "{} ... no finished evaluation"),
+  (write("eval/curve.jsonl", '{"step": 0'), "{} ... no finished evaluation"),
+  (remove("metrics.jsonl"), "{} ... evaluation is not finished"),
+  (append("metrics.jsonl", "nonsense\n"), "{}/metrics.jsonl, line 4"),
+  (append("metrics.jsonl", '{"step": 4}\n'),
+    "{}/metrics.jsonl, line 4 ... 'time/step_s' ... " + REMEDY),
+  (fourth(**{"time/step_s": "x"}),
+    "{}/metrics.jsonl, line 4: 'time/step_s' ... \"x\" ... " + REMEDY),
+  # No sum of such numbers is finite.
+  (fourth(**{"time/cpu_s": 1e18}), "{}/metrics.jsonl, line 4: 'time/cpu_s'"),
+  (fourth(step=4.0), "{}/metrics.jsonl, line 4: 'step' ... 4.0"),
+  (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
+    "{}/metrics.jsonl, line 1: 'utf-8' ... 0xff ... 0 ... " + REMEDY),
+  (append("eval/curve.jsonl", "[]\n"), "{}/eval/curve.jsonl, line 4"),
+  (append("eval/curve.jsonl", '{"step": 2}\n'),
+    "{}/eval/records.jsonl ... [0, 1, 3] ... [0, 1, 3, 2]"),
+  (steps(1, 2), "{}/metrics.jsonl ... 1 to 3 ... " + REMEDY),
+  (steps(2, 3), "{}/metrics.jsonl ... 1 to 3 ... " + REMEDY),
+])  # fmt: skip
 def test_a_folder_that_is_damaged_or_no_run(tmp_path, damage, line):
   path = made.run(tmp_path / "a")
   damage(path)
@@ -128,12 +125,10 @@ def test_an_evaluation_without_records_is_refused(tmp_path):
       ],
       "held-out prompts ... steps 3 and 0",
     ),
-    (
-      lambda lines: [x for x in lines if x["step"] != 3 or x["sample"] == 0],
-      "samples ... steps 3 and 0",
-    ),
+    (lambda lines: [x for x in lines if x["step"] != 3 or x["sample"] == 0],
+      "samples ... steps 3 and 0"),
   ],
-)
+)  # fmt: skip
 def test_records_that_do_not_fit_together(tmp_path, change, said):
   path = made.run(tmp_path / "a")
   file = path / "eval" / "records.jsonl"

@@ -420,16 +420,13 @@ def test_the_newest_samples_are_shown_and_long_ones_are_cut(tmp_path):
   assert "x" * 6001 not in parsed.text
 
 
-@pytest.mark.parametrize(
-  "write, value, text",
-  [
-    (page.number, 1234567, "1,234,567"), (page.number, None, "n/a"),
-    (page.percent, 0.96849, "96.8"), (page.short, 72.44, "72.4"),
-    (page.short, 105899.7, "105,900"), (page.short, 0.0, "0"),
-    (page.duration, 173.84, "174 h"), (page.duration, 1.0, "1 h"),
-    (page.duration, 0.010987, "39.6 s"), (page.duration, 0.5, "30 min"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("write, value, text", [
+  (page.number, 1234567, "1,234,567"), (page.number, None, "n/a"),
+  (page.percent, 0.96849, "96.8"), (page.short, 72.44, "72.4"),
+  (page.short, 105899.7, "105,900"), (page.short, 0.0, "0"),
+  (page.duration, 173.84, "174 h"), (page.duration, 1.0, "1 h"),
+  (page.duration, 0.010987, "39.6 s"), (page.duration, 0.5, "30 min"),
+])  # fmt: skip
 def test_how_numbers_are_written(write, value, text):
   assert write(value) == text
 

@@ -6,7 +6,6 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 import tiers
@@ -27,14 +26,7 @@ from brorl_jax.rl.arrays import Mean, require, require_count
 
 B, T, P, N, V = 4, 6, 3, 5, 8
 KEY = object()  # a new one for each call
-
-
-@pytest.fixture(autouse=True)
-def unhooked():
-  """As for a user, whose annotations are not checked."""
-  jaxtyping.config.update("jaxtyping_disable", True)
-  yield
-  jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("unhooked")
 
 
 def normal(*shape):

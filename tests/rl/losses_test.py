@@ -153,18 +153,15 @@ def test_a_weight_of_c_is_c_equal_rows():
     )
 
 
-@pytest.mark.parametrize(
-  "ratio, advantage, weight, clipped",
-  [
-    (1.0, 2.0, 1.0, False),
-    (1.1, 1.0, 1.1, False),
-    (1.29, 1.0, 1.28, True),  # held, and still followed
-    (1.29, -1.0, 1.28, True),
-    (0.81, -1.0, 0.81, False),
-    (0.5, -1.0, 0.8, True),
-    (0.5, 1.0, 0.8, True),
-  ],
-)
+@pytest.mark.parametrize("ratio, advantage, weight, clipped", [
+  (1.0, 2.0, 1.0, False),
+  (1.1, 1.0, 1.1, False),
+  (1.29, 1.0, 1.28, True),  # held, and still followed
+  (1.29, -1.0, 1.28, True),
+  (0.81, -1.0, 0.81, False),
+  (0.5, -1.0, 0.8, True),
+  (0.5, 1.0, 0.8, True),
+])  # fmt: skip
 def test_cispo_by_hand(ratio, advantage, weight, clipped):
   """-sg(clip(rho)) A logp: its gradient is -weight A wherever the clip is."""
   logp = jnp.array([[-0.7, 9.0]])
@@ -188,15 +185,12 @@ def test_reinforce_by_hand():
   np.testing.assert_allclose(grad, [[-2.0, 0.0]])
 
 
-@pytest.mark.parametrize(
-  "gap, value, gradient",
-  [
-    (0.0, 0.0, 0.0), (3.0, 4.5, 3.0), (-3.0, 4.5, -3.0), (4.0, 8.0, 4.0),
-    # Past the clamp, at sqrt(20) nats: counted, not followed.
-    (6.0, 10.0, 0.0), (-6.0, 10.0, 0.0), (25.0, 10.0, 0.0),
-    (math.inf, 10.0, 0.0),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("gap, value, gradient", [
+  (0.0, 0.0, 0.0), (3.0, 4.5, 3.0), (-3.0, 4.5, -3.0), (4.0, 8.0, 4.0),
+  # Past the clamp, at sqrt(20) nats: counted, not followed.
+  (6.0, 10.0, 0.0), (-6.0, 10.0, 0.0), (25.0, 10.0, 0.0),
+  (math.inf, 10.0, 0.0),
+])  # fmt: skip
 def test_k2_matches_hand_computation(gap, value, gradient):
   reference, mask = jnp.full((1, 1), -2.0), jnp.ones((1, 1), bool)
   loss = lambda x: losses.kl_k2(x, reference, mask, clamp=10.0).value
@@ -448,19 +442,16 @@ def needs_beta(logp, logp_old, advantage, mask, *, beta):
   return logp * beta
 
 
-@pytest.mark.parametrize(
-  "function, message",
-  [
-    (needs_beta, "'beta'"),
-    (lambda logp: logp, "TypeError"),
-    (lambda logp, *_: jnp.mean(logp), r"float32\[\] "),
-    (lambda logp, *_: logp > 0, r" bool\[3,5\]"),
-    (lambda logp, *_: (logp, logp), r"float32\[3,5\], float32\[3,5\]"),
-    (lambda logp, *_: (logp, logp[:, 0] > 0), r"float32\[3,5\], bool\[3\]"),
-    (lambda logp, *_: None, "NoneType"),
-    (lambda logp, *_: 1 / 0, r"line \d+: ZeroDivisionError"),
-  ],
-)
+@pytest.mark.parametrize("function, message", [
+  (needs_beta, "'beta'"),
+  (lambda logp: logp, "TypeError"),
+  (lambda logp, *_: jnp.mean(logp), r"float32\[\] "),
+  (lambda logp, *_: logp > 0, r" bool\[3,5\]"),
+  (lambda logp, *_: (logp, logp), r"float32\[3,5\], float32\[3,5\]"),
+  (lambda logp, *_: (logp, logp[:, 0] > 0), r"float32\[3,5\], bool\[3\]"),
+  (lambda logp, *_: None, "NoneType"),
+  (lambda logp, *_: 1 / 0, r"line \d+: ZeroDivisionError"),
+])  # fmt: skip
 def test_what_is_no_loss_is_refused_in_one_line(function, message):
   with pytest.raises(ValueError, match=message) as error:
     losses.from_user(function, **CLIP)

@@ -4,7 +4,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 import tiers
@@ -20,14 +19,6 @@ REWARDS = dict(reward_correct=1.0, reward_wrong=-1.0)
 def x64():
   with jax.enable_x64(True):
     yield
-
-
-@pytest.fixture
-def unhooked():
-  """As for a user, whose annotations are not checked."""
-  jaxtyping.config.update("jaxtyping_disable", True)
-  yield
-  jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def problem(seed, vocab=60, n=8, spread=2.0):
@@ -186,22 +177,19 @@ COUNTED = dict(
 )
 
 
-@pytest.mark.parametrize(
-  "change, message",
-  [
-    (dict(probs=jnp.full(4, 0.3)), r"the sum of probs = 1\.2"),
-    (dict(probs=jnp.array([1.5, -0.5, 0.0, 0.0])), r"probs = -0\.5"),
-    (dict(correct=jnp.zeros(4, bool)), "correct is False for all 4"),
-    (dict(n=0), "n = 0 must be an integer"),
-    (dict(probs=jnp.full(4, 0.25001)), r"the sum of probs = 1\.00004"),
-    (dict(n=1), "sampled has 2 tokens, more than n = 1 draws"),
-    (dict(lr=float("nan")), "lr = nan must be finite"),
-    (dict(lr=-1e-9), "lr = -1e-09 must be finite and at least 0"),
-    (dict(reward_correct=float("inf")), "reward_correct = inf"),
-    (dict(reward_correct=-1.0), r"reward_correct = -1\.0"),
-    (dict(reward_wrong=0.5), r"reward_wrong = 0\.5"),
-  ],
-)
+@pytest.mark.parametrize("change, message", [
+  (dict(probs=jnp.full(4, 0.3)), r"the sum of probs = 1\.2"),
+  (dict(probs=jnp.array([1.5, -0.5, 0.0, 0.0])), r"probs = -0\.5"),
+  (dict(correct=jnp.zeros(4, bool)), "correct is False for all 4"),
+  (dict(n=0), "n = 0 must be an integer"),
+  (dict(probs=jnp.full(4, 0.25001)), r"the sum of probs = 1\.00004"),
+  (dict(n=1), "sampled has 2 tokens, more than n = 1 draws"),
+  (dict(lr=float("nan")), "lr = nan must be finite"),
+  (dict(lr=-1e-9), "lr = -1e-09 must be finite and at least 0"),
+  (dict(reward_correct=float("inf")), "reward_correct = inf"),
+  (dict(reward_correct=-1.0), r"reward_correct = -1\.0"),
+  (dict(reward_wrong=0.5), r"reward_wrong = 0\.5"),
+])  # fmt: skip
 def test_bad_input_is_refused_with_its_value(change, message):
   args = GOOD | dict(lr=0.1, n=2, **REWARDS) | change
   arrays = [args.pop(name) for name in ("probs", "correct", "sampled")]

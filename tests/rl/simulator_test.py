@@ -14,15 +14,9 @@ from brorl_jax.rl import simulator as sim
 ADAMW = sim.AdamW(lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
 # Figure 3 at its true size; what the paper leaves open is argued in the config.
 FIGURE_3 = dict(
-  steps=1000,
-  vocab=128_000,
-  correct=10_000,
-  seeding=3.0,
-  anchor=5.0,
-  surrogate=sim.weighted_by_probability,
-  optimizer=ADAMW,
-  centred=True,
-)
+  steps=1000, vocab=128_000, correct=10_000, seeding=3.0, anchor=5.0,
+  surrogate=sim.weighted_by_probability, optimizer=ADAMW, centred=True,
+)  # fmt: skip
 SMALL = FIGURE_3 | dict(steps=20, vocab=600, correct=50)
 
 
@@ -34,16 +28,13 @@ def figure_3(n):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "n, end",
-  [
-    tiers.at_night((4, 0.6015)),
-    tiers.at_night((8, 0.6027)),
-    tiers.at_night((16, 0.6074)),
-    (512, 0.6341),
-    tiers.at_night((51200, 0.6472)),
-  ],
-)
+@pytest.mark.parametrize("n, end", [
+  tiers.at_night((4, 0.6015)),
+  tiers.at_night((8, 0.6027)),
+  tiers.at_night((16, 0.6074)),
+  (512, 0.6341),
+  tiers.at_night((51200, 0.6472)),
+])  # fmt: skip
 def test_end_points_of_figure_3(n, end):
   run = figure_3(n)
   assert run.correct_mass.shape == (1001,)
@@ -215,13 +206,10 @@ def test_runs_in_float64():
       assert run.correct_mass.dtype == jnp.float64
 
 
-@pytest.mark.parametrize(
-  "name, value",
-  [
-    ("lr", 0.0), ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("b2", -0.1),
-    ("eps", 0.0), ("weight_decay", -0.1), ("weight_decay", float("inf")),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, value", [
+  ("lr", 0.0), ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("b2", -0.1),
+  ("eps", 0.0), ("weight_decay", -0.1), ("weight_decay", float("inf")),
+])  # fmt: skip
 def test_settings_of_adamw_out_of_range_are_refused(name, value):
   with pytest.raises(ValueError, match=f"{name} = {value} is out of range"):
     dataclasses.replace(ADAMW, **{name: value})

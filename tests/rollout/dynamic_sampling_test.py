@@ -397,13 +397,10 @@ def drawn(sampled):
   return dict(zip(sampled.groups.prompts.index.tolist(), counts, strict=True))
 
 
-@pytest.mark.parametrize(
-  "right, n, want",
-  [
-    (4, 16, 16), (3, 16, 64), (16, 16, 16), (3, 64, 256), (4, 64, 64),
-    (0, 256, 256),  # the last round
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("right, n, want", [
+  (4, 16, 16), (3, 16, 64), (16, 16, 16), (3, 64, 256), (4, 64, 64),
+  (0, 256, 256),  # the last round
+])  # fmt: skip
 def test_a_prompt_goes_on_until_enough_are_right(right, n, want):
   reward = np.where(np.arange(n) < right, 1.0, 0.9)  # nearly right is not right
   assert RoundPlan((16, 64, 256), 4).further(reward) == want

@@ -134,19 +134,16 @@ def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
 NEED = 2 * 2048 * 16 * 512 + 4 * 3 * (256 * 24 + 16 * 512 * 6)
 
 
-@pytest.mark.parametrize(
-  "change, T, memory, good",
-  [
-    (lambda p: p, 16, 2**34, True),
-    (lambda p: p, 17, 2**34, False),
-    (on_gpu, 6, 2**34, False),
-    # All of it is to be 1/16 of the memory.
-    (lambda p: p, 16, NEED * 16, True),
-    (lambda p: p, 16, NEED * 16 - 1, False),
-    (lambda p: dataclasses.replace(p, vocab=2**22 - 1), 16, 2**60, True),
-    (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, False),
-  ],
-)
+@pytest.mark.parametrize("change, T, memory, good", [
+  (lambda p: p, 16, 2**34, True),
+  (lambda p: p, 17, 2**34, False),
+  (on_gpu, 6, 2**34, False),
+  # All of it is to be 1/16 of the memory.
+  (lambda p: p, 16, NEED * 16, True),
+  (lambda p: p, 16, NEED * 16 - 1, False),
+  (lambda p: dataclasses.replace(p, vocab=2**22 - 1), 16, 2**60, True),
+  (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, False),
+])  # fmt: skip
 def test_short_responses_share_rows_where_memory_allows(
   change, T, memory, good
 ):

@@ -224,15 +224,9 @@ REFERENCE = {
 @functools.cache
 def simple(name):
   return simple_sampler.sample(
-    POLICY,
-    policy_params(),
-    prompts_of_policy(),
-    KEY,
-    n=24,
-    max_new_tokens=24,
-    stop_ids=(STOP,),
-    **REFERENCE[name],
-  )
+    POLICY, policy_params(), prompts_of_policy(), KEY, n=24, max_new_tokens=24,
+    stop_ids=(STOP,), **REFERENCE[name],
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -260,28 +254,24 @@ def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
   np.testing.assert_allclose(out.logp[~differ], logp[~differ], atol=2e-5)
 
 
-@pytest.mark.parametrize(
-  "change, message",
-  [
-    ({"n": 0}, "n = 0 ... at least 1"),
-    ({"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
-    ({"slots": 0}, "slots = 0 ... at least 1 ... at most 16"),
-    ({"slots": 17}, "slots = 17 ... at least 1 ... at most 16"),
-    ({"lanes": 4}, "lanes = 4 ... at least 1 ... at most 3"),
-    ({"prompts": []}, "prompts = 0 ... at least 1"),
-    ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
-    ({"prompts": [[1], [2, V]]}, "token 6 ... prompt 1 ... 0 to 5"),
-    ({"prompts": [[-1]]}, "token -1 ... prompt 0 ... 0 to 5"),
-    ({"stop_ids": (0, 99)}, "token 99 ... stop_ids ... 0 to 5"),
-    ({"temperature": -0.1}, "temperature = -0.1"),
-    ({"temperature": float("nan")}, "temperature = nan"),
-    ({"top_k": -1}, "top_k = -1"),
-    ({"top_p": 0.0}, "top_p = 0.0"),
-    ({"top_p": 1.01}, "top_p = 1.01"),
-    ({"min_p": 1.5}, "min_p = 1.5"),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize("change, message", [
+  ({"n": 0}, "n = 0 ... at least 1"),
+  ({"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
+  ({"slots": 0}, "slots = 0 ... at least 1 ... at most 16"),
+  ({"slots": 17}, "slots = 17 ... at least 1 ... at most 16"),
+  ({"lanes": 4}, "lanes = 4 ... at least 1 ... at most 3"),
+  ({"prompts": []}, "prompts = 0 ... at least 1"),
+  ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
+  ({"prompts": [[1], [2, V]]}, "token 6 ... prompt 1 ... 0 to 5"),
+  ({"prompts": [[-1]]}, "token -1 ... prompt 0 ... 0 to 5"),
+  ({"stop_ids": (0, 99)}, "token 99 ... stop_ids ... 0 to 5"),
+  ({"temperature": -0.1}, "temperature = -0.1"),
+  ({"temperature": float("nan")}, "temperature = nan"),
+  ({"top_k": -1}, "top_k = -1"),
+  ({"top_p": 0.0}, "top_p = 0.0"),
+  ({"top_p": 1.01}, "top_p = 1.01"),
+  ({"min_p": 1.5}, "min_p = 1.5"),
+], ids=str)  # fmt: skip
 def test_refuses_by_name_and_value(change, message):
   with refuses(ValueError, message):
     run(**change)
@@ -322,17 +312,14 @@ def shrunk(full, *busy):
   return got.lanes, got.slots
 
 
-@pytest.mark.parametrize(
-  "lanes, slots, pool, by_lanes",
-  [
-    (64, 128, False, {64: [128, 24], 8: [128, 24], 1: [128, 24, 4]}),
-    (32, 4, False, {32: [4], 6: [4], 1: [4]}),
-    (1, 64, False, {1: [64, 32, 16, 8, 4]}),
-    (1, 512, False, {1: [512, 232, 104, 48, 24, 12, 4]}),
-    (1, 64, True, {1: [64, 16, 4, 1]}),
-    (1, 3, False, {1: [3]}),
-  ],
-)
+@pytest.mark.parametrize("lanes, slots, pool, by_lanes", [
+  (64, 128, False, {64: [128, 24], 8: [128, 24], 1: [128, 24, 4]}),
+  (32, 4, False, {32: [4], 6: [4], 1: [4]}),
+  (1, 64, False, {1: [64, 32, 16, 8, 4]}),
+  (1, 512, False, {1: [512, 232, 104, 48, 24, 12, 4]}),
+  (1, 64, True, {1: [64, 16, 4, 1]}),
+  (1, 3, False, {1: [3]}),
+])  # fmt: skip
 def test_the_sizes(lanes, slots, pool, by_lanes):
   want = {(a, r) for a, own in by_lanes.items() for r in own}
   got = sampler.compact_sizes(lanes, slots, pool=pool)
@@ -340,14 +327,11 @@ def test_the_sizes(lanes, slots, pool, by_lanes):
   assert len(got) == len(want) <= 7
 
 
-@pytest.mark.parametrize(
-  "lanes, busy, want",
-  [
-    (16, (16, 64), (16, 64)), (16, (5, 17), (16, 64)), (16, (5, 16), (16, 16)),
-    (16, (4, 16), (4, 16)), (16, (3, 17), (4, 64)), (16, (1, 1), (1, 4)),
-    (1, (1, 33), (1, 64)), (1, (1, 32), (1, 32)), (1, (1, 2), (1, 4)),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("lanes, busy, want", [
+  (16, (16, 64), (16, 64)), (16, (5, 17), (16, 64)), (16, (5, 16), (16, 16)),
+  (16, (4, 16), (4, 16)), (16, (3, 17), (4, 64)), (16, (1, 1), (1, 4)),
+  (1, (1, 33), (1, 64)), (1, (1, 32), (1, 32)), (1, (1, 2), (1, 4)),
+])  # fmt: skip
 def test_the_smallest_size_that_holds_what_is_busy(lanes, busy, want):
   assert shrunk(spec(lanes, 64), *busy) == want
 

@@ -137,24 +137,21 @@ def test_longer_rows_are_first_then_earlier_ones():
   assert stalled == [False, False, True, False]
 
 
-@pytest.mark.parametrize(
-  "held, free, length, most, begin",
-  [
-    # One that may want another block: two free, one begins.
-    ([1, 0, 0], 2, [2, 1, 1], 4, [1, 0]),
-    # The first to begin leaves 3 blocks for 2 rows that may want them.
-    ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]),
-    ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
-    # A row that has all it can have wants no more.
-    ([4, 0, 0], 1, [8, 1, 1], 4, [1, 0]),
-    # What a longer row takes now is not free, and it may want one more.
-    ([1, 0, 0], 2, [3, 1, 1], 4, [0, 0]),
-    # Its last block: it may not.
-    ([3, 0, 0], 2, [7, 1, 1], 4, [1, 0]),
-    # A rollout of one block never wants another.
-    ([0, 0, 0], 3, [1, 1, 1], 1, [1, 1]),
-  ],
-)
+@pytest.mark.parametrize("held, free, length, most, begin", [
+  # One that may want another block: two free, one begins.
+  ([1, 0, 0], 2, [2, 1, 1], 4, [1, 0]),
+  # The first to begin leaves 3 blocks for 2 rows that may want them.
+  ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]),
+  ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
+  # A row that has all it can have wants no more.
+  ([4, 0, 0], 1, [8, 1, 1], 4, [1, 0]),
+  # What a longer row takes now is not free, and it may want one more.
+  ([1, 0, 0], 2, [3, 1, 1], 4, [0, 0]),
+  # Its last block: it may not.
+  ([3, 0, 0], 2, [7, 1, 1], 4, [1, 0]),
+  # A rollout of one block never wants another.
+  ([0, 0, 0], 3, [1, 1, 1], 1, [1, 1]),
+])  # fmt: skip
 def test_a_row_begins_while_there_is_room(held, free, length, most, begin):
   got, goes, stalled = given(held, free, length, most=most)
   assert got[1:] == begin
@@ -239,16 +236,13 @@ def test_rows_of_random_length_never_share_or_lose_a_block(seed):
     assert restarted == 0
 
 
-@pytest.mark.parametrize(
-  "limit, columns, pages",
-  [
-    (6, 6, 1),  # shorter than a page
-    (65, 64, 2),
-    (512, 64, 8),
-    (513, 128, 5),  # never more than 8 pages
-    (8192, 1024, 8),
-  ],
-)
+@pytest.mark.parametrize("limit, columns, pages", [
+  (6, 6, 1),  # shorter than a page
+  (65, 64, 2),
+  (512, 64, 8),
+  (513, 128, 5),  # never more than 8 pages
+  (8192, 1024, 8),
+])  # fmt: skip
 def test_pages_by_hand(limit, columns, pages):
   assert page_columns(limit) == columns
   assert spec(Table(), max_new_tokens=limit).program(1).pages == pages

@@ -20,13 +20,7 @@ from small_decoders import (
   spec,
 )
 
-from brorl_jax.rollout import programs, sampler, stream
-from brorl_jax.rollout.dynamic_sampling import (
-  Chunk,
-  RoundPlan,
-  collect,
-  with_first,
-)
+from brorl_jax.rollout import dynamic_sampling, programs, sampler, stream
 from brorl_jax.types import Prompts
 
 
@@ -157,7 +151,7 @@ def test_prompts_go_to_the_emptiest_device():
 @pytest.mark.ci
 def test_kept_groups_are_the_same_on_many_devices():
   """What is rejected, or gets another round, hangs on the rollouts alone."""
-  plan = RoundPlan((*range(4, 33, 4),), 1)
+  plan = dynamic_sampling.RoundPlan((*range(4, 33, 4),), 1)
 
   def score(prompts, rollouts):
     first = rollouts.tokens[..., 0]
@@ -173,7 +167,7 @@ def test_kept_groups_are_the_same_on_many_devices():
   found = []
   several = devices(4, data=2, expert=2)
   for mesh, places in ((None, 3), (several, 4)):
-    sampled = collect(
+    sampled = dynamic_sampling.collect(
       functools.partial(
         stream.stream, spec(n=plan.chunk, mesh=mesh), RECALL, key=KEY,
         places=places,
@@ -199,7 +193,7 @@ class Chunks:
 
   def __init__(self, prompts, n, chunk, seed=0):
     every = [
-      Chunk(p, first)
+      dynamic_sampling.Chunk(p, first)
       for p in range(len(prompts.index))
       for first in range(0, n, chunk)
     ]
@@ -212,7 +206,7 @@ class Chunks:
       return None
     at = [chunk.p for chunk in some]
     prompts = jax.tree.map(lambda x: x[at], self.prompts)
-    return with_first(prompts, some)
+    return dynamic_sampling.with_first(prompts, some)
 
 
 def joined(make, prompts, n, chunk, places=4):

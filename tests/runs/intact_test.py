@@ -34,14 +34,11 @@ def test_a_seal_is_of_what_is_read_back():
   assert intact.opened(text.encode()) == json.loads(json.dumps(record))
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    b"", b"\xff", b"[]", b"null", b"{}", b'{"seal": "00"}', b"[" * 9000,
-    *(json.dumps(intact.sealed({"a": 1}) | x).encode()
-      for x in ({"a": 2}, {"b": 1})),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+  b"", b"\xff", b"[]", b"null", b"{}", b'{"seal": "00"}', b"[" * 9000,
+  *(json.dumps(intact.sealed({"a": 1}) | x).encode()
+    for x in ({"a": 2}, {"b": 1})),
+])  # fmt: skip
 def test_what_was_not_sealed_is_damage(text):
   with pytest.raises(intact.Damage):
     intact.opened(text)
@@ -57,47 +54,38 @@ def during(error, other):
   return error
 
 
-@pytest.mark.parametrize(
-  "error, words",
-  [
-    (OSError(errno.EIO, "x"), "Input/output error"),
-    (MemoryError(), "there is not enough memory"),
-    (ValueError("ABORTED: a [os_error_code='116'] b"), "Stale file handle"),
-    (ValueError("a [os_error_code=\\'5\\']"), "Input/output error"),
-    (ValueError("RESOURCE_EXHAUSTED: more\nlines"), "RESOURCE_EXHAUSTED: more"),
-    (RuntimeError("can't start new thread"), "can't start new thread"),
-    (caused(ValueError("a"), OSError(errno.EMFILE, "")), "Too many open files"),
-    (during(ValueError("a"), OSError(errno.EIO, "")), "Input/output error"),
-  ],
-)
+@pytest.mark.parametrize("error, words", [
+  (OSError(errno.EIO, "x"), "Input/output error"),
+  (MemoryError(), "there is not enough memory"),
+  (ValueError("ABORTED: a [os_error_code='116'] b"), "Stale file handle"),
+  (ValueError("a [os_error_code=\\'5\\']"), "Input/output error"),
+  (ValueError("RESOURCE_EXHAUSTED: more\nlines"), "RESOURCE_EXHAUSTED: more"),
+  (RuntimeError("can't start new thread"), "can't start new thread"),
+  (caused(ValueError("a"), OSError(errno.EMFILE, "")), "Too many open files"),
+  (during(ValueError("a"), OSError(errno.EIO, "")), "Input/output error"),
+])  # fmt: skip
 def test_what_hinders_reading_is_no_damage(error, words):
   assert intact.unreachable(error) == words
 
 
-@pytest.mark.parametrize(
-  "error",
-  [
-    FileNotFoundError(errno.ENOENT, "x"),
-    ValueError("NOT_FOUND: [os_error_code='2']"),
-    ValueError("DATA_LOSS: checksum"), OSError("no number"), KeyError("seal"),
-    intact.Damage("w differs from what was saved"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("error", [
+  FileNotFoundError(errno.ENOENT, "x"),
+  ValueError("NOT_FOUND: [os_error_code='2']"),
+  ValueError("DATA_LOSS: checksum"), OSError("no number"), KeyError("seal"),
+  intact.Damage("w differs from what was saved"),
+])  # fmt: skip
 def test_damage_hinders_nobody(error):
   assert intact.unreachable(error) is None
 
 
-@pytest.mark.parametrize(
-  "error, line",
-  [
-    (OSError(errno.ENOSPC, "No space", "/a/b"), "/a/b: No space"),
-    (OSError(errno.ENOSPC, "No space"), "No space"),
-    (ValueError("x [os_error_code='28']\ny"), "No space left on device"),
-    (ValueError("first\nsecond"), "first"),
-    (ValueError(), "ValueError"),
-    (ValueError("x" * 999), "x" * 300 + "..."),
-  ],
-)
+@pytest.mark.parametrize("error, line", [
+  (OSError(errno.ENOSPC, "No space", "/a/b"), "/a/b: No space"),
+  (OSError(errno.ENOSPC, "No space"), "No space"),
+  (ValueError("x [os_error_code='28']\ny"), "No space left on device"),
+  (ValueError("first\nsecond"), "first"),
+  (ValueError(), "ValueError"),
+  (ValueError("x" * 999), "x" * 300 + "..."),
+])  # fmt: skip
 def test_an_error_is_told_in_one_line(error, line):
   assert intact.one_line(error) == line
 

@@ -213,17 +213,14 @@ def test_prompts_are_won_alive_or_missed():
   assert shares == [0.25, 0.5, 0.25]
 
 
-@pytest.mark.parametrize(
-  "reward, valid, degenerate",
-  [
-    ([[0.1, 0.1, 0.1], [1, 1, 1]], True, 1.0),  # whose mean is rounded
-    ([[0.1, 0.1, 0.2], [1, 0, 1]], True, 0.0),
-    # What could not be judged, reward 0, tells nothing.
-    ([[1, 1, 0], [1, 0, 0]], [[True, True, False], [True, True, False]], 0.5),
-    ([[1, 0, 0], [1, 0, 1]], [[True, False, False], [False] * 3], 1.0),
-    ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
-  ],
-)
+@pytest.mark.parametrize("reward, valid, degenerate", [
+  ([[0.1, 0.1, 0.1], [1, 1, 1]], True, 1.0),  # whose mean is rounded
+  ([[0.1, 0.1, 0.2], [1, 0, 1]], True, 0.0),
+  # What could not be judged, reward 0, tells nothing.
+  ([[1, 1, 0], [1, 0, 0]], [[True, True, False], [True, True, False]], 0.5),
+  ([[1, 0, 0], [1, 0, 1]], [[True, False, False], [False] * 3], 1.0),
+  ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
+])  # fmt: skip
 def test_a_group_of_equal_rewards_is_degenerate(reward, valid, degenerate):
   rollouts, _, _ = example()
   valid = np.broadcast_to(valid, (2, 3))

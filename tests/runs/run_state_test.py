@@ -138,14 +138,11 @@ def test_stalls_are_counted_from_the_best_score():
   assert stalls == [0, 0, 1, 2, 0, 1] and one.best == 0.31
 
 
-@pytest.mark.parametrize(
-  "rule, since, stalled, why",
-  [
-    ({}, 999, 9, None), ({"every": 5}, 4, 9, None),
-    ({"every": 5}, 5, 0, "5 steps"), ({"stalled": 3}, 1, 2, None),
-    ({"stalled": 3}, 1, 3, "no better score in 3 evaluations"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("rule, since, stalled, why", [
+  ({}, 999, 9, None), ({"every": 5}, 4, 9, None),
+  ({"every": 5}, 5, 0, "5 steps"), ({"stalled": 3}, 1, 2, None),
+  ({"stalled": 3}, 1, 3, "no better score in 3 evaluations"),
+])  # fmt: skip
 def test_why_the_reference_is_reset(rule, since, stalled, why):
   now = RunState(since_reset=since, stalled=stalled)
   assert run_state.reset_reason(now, **RESET | rule) == why

@@ -82,26 +82,22 @@ REPLACE = {"length": "replace", "length_range": (-1.0, 1.5)}
 REPEATS = {"repeat_penalty": (0.25, 1)}
 
 
-@pytest.mark.parametrize(
-  "changes, active, added",
-  [
-    ({}, True, [0.0, 0.0, 0.0, 0.0]),
-    (COSINE, True, [-0.5, 0.0, -1.0, 0.0]),
-    (COSINE, False, [0.0, 0.0, 0.0, 0.0]),
-    (COSINE | {"length_range": (0.0, 1.0)}, True, [0.5, 0.0, 0.0, 0.0]),
-    (OVERLONG, False, [0.0, 0.0, -0.5, -0.5]),
-    (OVERLONG | {"length_buffer": 4}, True, [-0.25, -0.25, -0.5, -0.5]),
-    # Right: halfway from 1.5 to .5, and .5. Wrong, as a half is: halfway from
-    # -1 to 0, and 0.
-    (REPLACE, True, [0.0, -0.5, -0.5, -0.5]),
-    (REPLACE, False, [0.0, 0.0, 0.0, 0.0]),
-    (REPEATS, True, [0.0, 0.0, -0.5, -0.5]),
-    (REPEATS, False, [0.0, 0.0, 0.0, 0.0]),
-    (REPEATS | REPLACE, True, [0.0, -0.5, -1.0, -1.0]),
-    ({"repeat_penalty": (0.25, 4)}, True, [0.0, 0.0, 0.0, 0.0]),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize("changes, active, added", [
+  ({}, True, [0.0, 0.0, 0.0, 0.0]),
+  (COSINE, True, [-0.5, 0.0, -1.0, 0.0]),
+  (COSINE, False, [0.0, 0.0, 0.0, 0.0]),
+  (COSINE | {"length_range": (0.0, 1.0)}, True, [0.5, 0.0, 0.0, 0.0]),
+  (OVERLONG, False, [0.0, 0.0, -0.5, -0.5]),
+  (OVERLONG | {"length_buffer": 4}, True, [-0.25, -0.25, -0.5, -0.5]),
+  # Right: halfway from 1.5 to .5, and .5. Wrong, as a half is: halfway from
+  # -1 to 0, and 0.
+  (REPLACE, True, [0.0, -0.5, -0.5, -0.5]),
+  (REPLACE, False, [0.0, 0.0, 0.0, 0.0]),
+  (REPEATS, True, [0.0, 0.0, -0.5, -0.5]),
+  (REPEATS, False, [0.0, 0.0, 0.0, 0.0]),
+  (REPEATS | REPLACE, True, [0.0, -0.5, -1.0, -1.0]),
+  ({"repeat_penalty": (0.25, 4)}, True, [0.0, 0.0, 0.0, 0.0]),
+], ids=str)  # fmt: skip
 def test_rewards_of_length_by_hand(changes, active, added):
   some = groups(RIGHT, length=LENGTHS)
   # Tokens that all differ, but for those of the two long ones: a b b b.

@@ -128,14 +128,11 @@ def test_index_by_hand():
       base.candidate_index(0, position)
 
 
-@pytest.mark.parametrize(
-  "weights, named",
-  [
-    ([1, -0.5], r"weights\[1\] = -0.5"), ([math.nan], r"weights\[0\] = nan"),
-    ([2, 1, math.inf], r"weights\[2\] = inf"), ([0, 0.0], r"\[0, 0.0\]"),
-    ([1e308, 1e308], "inf"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("weights, named", [
+  ([1, -0.5], r"weights\[1\] = -0.5"), ([math.nan], r"weights\[0\] = nan"),
+  ([2, 1, math.inf], r"weights\[2\] = inf"), ([0, 0.0], r"\[0, 0.0\]"),
+  ([1e308, 1e308], "inf"),
+])  # fmt: skip
 def test_bad_weights_are_refused(weights, named):
   with pytest.raises(ValueError, match=named):
     base.check_weights(weights)

@@ -358,32 +358,26 @@ def test_outputs_are_limited(jail, program, limits, score, reason):
   assert outcome(program, SQUARE, jail, **limits) == ("fail", score, reason)
 
 
-@pytest.mark.parametrize(
-  "got, want",
-  [
-    ("1 2\n3", "1 2\n3\n"), ("  1\t2 \r\n\n3\n\n", "1 2\n3"), ("", " \n"),
-    ("0.333333333", "0.333333"), ("1e3", "1000.0"), ("3", "3.0"),
-    ("-0.0", "0.0"), (".5", "0.5"), ("1000000.43", "1000000.4"),
-    ("0", "0.0000000001"), ("Yes 0.10", "Yes 0.1"), ("é", "é"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("got, want", [
+  ("1 2\n3", "1 2\n3\n"), ("  1\t2 \r\n\n3\n\n", "1 2\n3"), ("", " \n"),
+  ("0.333333333", "0.333333"), ("1e3", "1000.0"), ("3", "3.0"),
+  ("-0.0", "0.0"), (".5", "0.5"), ("1000000.43", "1000000.4"),
+  ("0", "0.0000000001"), ("Yes 0.10", "Yes 0.1"), ("é", "é"),
+])  # fmt: skip
 def test_same_output(got, want):
   assert code.same_output(got.encode(), want.encode())
 
 
-@pytest.mark.parametrize(
-  "got, want",
-  [
-    ("1 2 3", "1 2\n3"), ("1\n2", "1 2"), ("12", "1 2"), ("1 2 3", "1 2"),
-    ("", "1"), ("1", ""), ("yes", "YES"), ("3.0", "3"), ("1000001", "1000000"),
-    ("1000000.5", "1000000.4"),  # a shown digit counts
-    ("1234567.00", "1234567.89"), ("1000001.0", "1000000"),
-    ("0.3334", "0.3333"), ("0.00000001", "0.0"), ("nan", "nan.0"),
-    ("nan", "1.0"), ("inf", "1.0"), ("1e999", "1.0"), ("1_0.0", "10.0"),
-    ("0x10", "16.0"), ("1.0.0", "1.0"), ("+", "1.0"),
-    ("1" * 500 + ".0", "1" * 500 + ".5"), ("\uff11", "1"), ("1.2.3", "1.2.4"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("got, want", [
+  ("1 2 3", "1 2\n3"), ("1\n2", "1 2"), ("12", "1 2"), ("1 2 3", "1 2"),
+  ("", "1"), ("1", ""), ("yes", "YES"), ("3.0", "3"), ("1000001", "1000000"),
+  ("1000000.5", "1000000.4"),  # a shown digit counts
+  ("1234567.00", "1234567.89"), ("1000001.0", "1000000"),
+  ("0.3334", "0.3333"), ("0.00000001", "0.0"), ("nan", "nan.0"),
+  ("nan", "1.0"), ("inf", "1.0"), ("1e999", "1.0"), ("1_0.0", "10.0"),
+  ("0x10", "16.0"), ("1.0.0", "1.0"), ("+", "1.0"),
+  ("1" * 500 + ".0", "1" * 500 + ".5"), ("\uff11", "1"), ("1.2.3", "1.2.4"),
+])  # fmt: skip
 def test_not_same_output(got, want):
   assert not code.same_output(got.encode(), want.encode())
 
@@ -411,31 +405,28 @@ def test_calls(jail, program, score, reason):
     assert got == (status, score, reason)
 
 
-@pytest.mark.parametrize(
-  "inputs, outputs, program",
-  [
-    (["1\n2\n", "3\n4"], ["3", "7"], "def f(a, b): return a + b"),
-    (["1\n2\n", "3\n4"], [3, 7], "def f(a, b): return a + b"),
-    (['"ab"'], ['"ba"'], "def f(s): return s[::-1]"),
-    (['"ab"'], ["ba"], "def f(s): return s[::-1]"),
-    ([["ab"]], ["ba"], "def f(s): return s[::-1]"),
-    ([["1"]], ["1"], "def f(s): return s"),
-    (["[1, 2]\n2"], ["[2, 4]"], "def f(a, k): return [k * x for x in a]"),
-    ([[[1, 2], 2]], [[2, 4]], "def f(a, k): return [k * x for x in a]"),
-    (['{"a": [1, null]}'], ["true"], "def f(d): return d == {'a': [1, None]}"),
-    ([[1], [2]], [[1], [4]], "def f(n): return n * n"),
-    ([[1], [2]], [[1], [4]], "def f(n): return [n * n]"),
-    ([[1], [2]], [[1], [4]], "def f(n): return (n * n,)"),
-    ([[]], [1.5], "def f(): return 3 / 2"),
-    ([[2]], [1.41421356], "def f(n): return n ** 0.5"),
-    ([[{"a": 1}]], [{"a": 1}], "def f(d): return d"),
-    ([(1, 2)], [(2, 1)], "def f(a, b): return b, a"),
-    ([[10**40]], [10**40 + 1], "def f(n): return n + 1"),
-    ([[float("inf")]], [float("inf")], "def f(n): return n"),
-    ([["é\ud800"]], [2], "def f(s): return len(s)"),
-    ([[{3: {4}}]], [{3: {4}}], "def f(d): return d"),
-  ],
-)
+@pytest.mark.parametrize("inputs, outputs, program", [
+  (["1\n2\n", "3\n4"], ["3", "7"], "def f(a, b): return a + b"),
+  (["1\n2\n", "3\n4"], [3, 7], "def f(a, b): return a + b"),
+  (['"ab"'], ['"ba"'], "def f(s): return s[::-1]"),
+  (['"ab"'], ["ba"], "def f(s): return s[::-1]"),
+  ([["ab"]], ["ba"], "def f(s): return s[::-1]"),
+  ([["1"]], ["1"], "def f(s): return s"),
+  (["[1, 2]\n2"], ["[2, 4]"], "def f(a, k): return [k * x for x in a]"),
+  ([[[1, 2], 2]], [[2, 4]], "def f(a, k): return [k * x for x in a]"),
+  (['{"a": [1, null]}'], ["true"], "def f(d): return d == {'a': [1, None]}"),
+  ([[1], [2]], [[1], [4]], "def f(n): return n * n"),
+  ([[1], [2]], [[1], [4]], "def f(n): return [n * n]"),
+  ([[1], [2]], [[1], [4]], "def f(n): return (n * n,)"),
+  ([[]], [1.5], "def f(): return 3 / 2"),
+  ([[2]], [1.41421356], "def f(n): return n ** 0.5"),
+  ([[{"a": 1}]], [{"a": 1}], "def f(d): return d"),
+  ([(1, 2)], [(2, 1)], "def f(a, b): return b, a"),
+  ([[10**40]], [10**40 + 1], "def f(n): return n + 1"),
+  ([[float("inf")]], [float("inf")], "def f(n): return n"),
+  ([["é\ud800"]], [2], "def f(s): return len(s)"),
+  ([[{3: {4}}]], [{3: {4}}], "def f(d): return d"),
+])  # fmt: skip
 def test_forms_of_arguments_and_values(jail, inputs, outputs, program):
   tests = {"inputs": inputs, "outputs": outputs, "fn_name": "f"}
   assert outcome(program, tests, jail) == ("pass", 1.0, "")
@@ -603,46 +594,43 @@ def test_results_that_are_no_values(payload):
 # Malformed tests.
 
 
-@pytest.mark.parametrize(
-  "tests, named",
-  [
-    (None, "tests is a NoneType"),
-    ([], "tests is a list"),
-    ({}, "tests.inputs is a NoneType; use a list"),
-    ({"inputs": [], "outputs": []}, "tests has 0 inputs"),
-    ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-    ({"inputs": ["1"], "outputs": ["1", "2"]}, "1 inputs and 2 outputs"),
-    ({"inputs": "1", "outputs": ["1"]}, "tests.inputs is a str"),
-    ({"inputs": ["1"], "outputs": {"0": "1"}}, "tests.outputs is a dict"),
-    ({"inputs": ["1"], "outputs": [1]}, "tests.outputs[0] is a int"),
-    ({"inputs": ["1", 2], "outputs": ["1", "1"]}, "tests.inputs[1] is a int"),
-    ({"inputs": ["1"], "outputs": [" \n"]}, "only empty outputs"),
-    ({"inputs": ["1"], "outputs": ["\ud800"]}, "surrogates not allowed"),
-    ({"inputs": ["a" * (9 << 20)], "outputs": ["1"]}, "use at most 8388608"),
-    ({"inputs": ["1"] * 10_001, "outputs": ["1"] * 10_001}, "10001 inputs"),
-    ({"inputs": ["1"], "outputs": ["1"], "fn": "f"}, "unknown field 'fn'"),
-    ({"inputs": [[1]], "outputs": [1], "fn_name": "a.b"}, "'a.b'"),
-    ({"inputs": [[1]], "outputs": [1], "fn_name": 3}, "fn_name = 3"),
-    ({"inputs": [3], "outputs": [1], "fn_name": "f"}, "inputs[0] is a int"),
-    ({"inputs": ["x"], "outputs": [1], "fn_name": "f"}, "not JSON"),
-    ({"inputs": ["[" * 99_999], "outputs": [1], "fn_name": "f"}, "not JSON"),
-    ({"inputs": [[1]], "outputs": [None], "fn_name": "f"}, "empty outputs"),
-    ({"inputs": [[1]] * 2, "outputs": [[], ""], "fn_name": "f"}, "empty"),
-    ({"inputs": [[1]], "outputs": [object()], "fn_name": "f"}, "outputs[0]"),
-    ({"inputs": [[print]], "outputs": [1], "fn_name": "f"}, "not plain data"),
-    ({"inputs": [[[0] * 200_000]], "outputs": [1], "fn_name": "f"}, "200000"),
-    ({"check": "def check(c): pass"}, "check but no fn_name"),
-    ({"check": "", "fn_name": "f"}, "defines no function check"),
-    ({"check": "def check(c", "fn_name": "f"}, "is not Python"),
-    ({"check": 3, "fn_name": "f"}, "tests.check is a int"),
-    ({"check": "def check(c): 0", "fn_name": "f", "inputs": []}, "keep one"),
-    ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
-      "inputs[2] equals inputs[0]"),
-    ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
-      "inputs[1] equals inputs[0]"),
-    ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "'def'"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("tests, named", [
+  (None, "tests is a NoneType"),
+  ([], "tests is a list"),
+  ({}, "tests.inputs is a NoneType; use a list"),
+  ({"inputs": [], "outputs": []}, "tests has 0 inputs"),
+  ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+  ({"inputs": ["1"], "outputs": ["1", "2"]}, "1 inputs and 2 outputs"),
+  ({"inputs": "1", "outputs": ["1"]}, "tests.inputs is a str"),
+  ({"inputs": ["1"], "outputs": {"0": "1"}}, "tests.outputs is a dict"),
+  ({"inputs": ["1"], "outputs": [1]}, "tests.outputs[0] is a int"),
+  ({"inputs": ["1", 2], "outputs": ["1", "1"]}, "tests.inputs[1] is a int"),
+  ({"inputs": ["1"], "outputs": [" \n"]}, "only empty outputs"),
+  ({"inputs": ["1"], "outputs": ["\ud800"]}, "surrogates not allowed"),
+  ({"inputs": ["a" * (9 << 20)], "outputs": ["1"]}, "use at most 8388608"),
+  ({"inputs": ["1"] * 10_001, "outputs": ["1"] * 10_001}, "10001 inputs"),
+  ({"inputs": ["1"], "outputs": ["1"], "fn": "f"}, "unknown field 'fn'"),
+  ({"inputs": [[1]], "outputs": [1], "fn_name": "a.b"}, "'a.b'"),
+  ({"inputs": [[1]], "outputs": [1], "fn_name": 3}, "fn_name = 3"),
+  ({"inputs": [3], "outputs": [1], "fn_name": "f"}, "inputs[0] is a int"),
+  ({"inputs": ["x"], "outputs": [1], "fn_name": "f"}, "not JSON"),
+  ({"inputs": ["[" * 99_999], "outputs": [1], "fn_name": "f"}, "not JSON"),
+  ({"inputs": [[1]], "outputs": [None], "fn_name": "f"}, "empty outputs"),
+  ({"inputs": [[1]] * 2, "outputs": [[], ""], "fn_name": "f"}, "empty"),
+  ({"inputs": [[1]], "outputs": [object()], "fn_name": "f"}, "outputs[0]"),
+  ({"inputs": [[print]], "outputs": [1], "fn_name": "f"}, "not plain data"),
+  ({"inputs": [[[0] * 200_000]], "outputs": [1], "fn_name": "f"}, "200000"),
+  ({"check": "def check(c): pass"}, "check but no fn_name"),
+  ({"check": "", "fn_name": "f"}, "defines no function check"),
+  ({"check": "def check(c", "fn_name": "f"}, "is not Python"),
+  ({"check": 3, "fn_name": "f"}, "tests.check is a int"),
+  ({"check": "def check(c): 0", "fn_name": "f", "inputs": []}, "keep one"),
+  ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
+    "inputs[2] equals inputs[0]"),
+  ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
+    "inputs[1] equals inputs[0]"),
+  ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "'def'"),
+])  # fmt: skip
 def test_malformed_tests_are_refused_in_one_line(tests, named):
   with refuses(ValueError, named):
     code.parse_tests(tests)

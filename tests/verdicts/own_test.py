@@ -108,15 +108,12 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(tmp_path):
 # The form of a function, and what it returns; in this process.
 
 
-@pytest.mark.parametrize(
-  "signature, got",
-  [
-    ("response", "r"), ("response, example", "re"), ("response, step", "rs"),
-    ("response, step, example", "res"),
-    ("response, *, example, step, other=1", "res"),
-    ("responses", "R"), ("responses, example, step", "Res"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("signature, got", [
+  ("response", "r"), ("response, example", "re"), ("response, step", "rs"),
+  ("response, step, example", "res"),
+  ("response, *, example, step, other=1", "res"),
+  ("responses", "R"), ("responses, example, step", "Res"),
+])  # fmt: skip
 def test_parameters_are_told_by_their_names(file, signature, got):
   file(
     f"def score({signature}):\n"
@@ -131,17 +128,14 @@ def test_parameters_are_told_by_their_names(file, signature, got):
   assert [one.status for one in found] == ["pass", "pass"], found
 
 
-@pytest.mark.parametrize(
-  "text, why",
-  [
-    ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
-    ("def score(response, gold): ...", "gold"),
-    ("async def score(response): ...", "async"), ("score = int", "takes"),
-    ("score = 1", "'score'"),
-    ("import absent_xyz", "line 1: ModuleNotFoundError"),
-    ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, why", [
+  ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
+  ("def score(response, gold): ...", "gold"),
+  ("async def score(response): ...", "async"), ("score = int", "takes"),
+  ("score = 1", "'score'"),
+  ("import absent_xyz", "line 1: ModuleNotFoundError"),
+  ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
+])  # fmt: skip
 def test_what_is_no_reward_is_refused(file, text, why):
   name = f"{file(text)}:score"
   with refuses(ValueError, f"config.reward.verifier = '{name}' ... {why}"):
@@ -163,14 +157,11 @@ def constant(value, whole=False):
   return own.Function("mine.py:f", plain, whole, frozenset(), "")
 
 
-@pytest.mark.parametrize(
-  "value, score",
-  [
-    (True, 1.0), (False, 0.0), (2, 2.0), (-0.5, -0.5), (0.999, 0.999),
-    (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.bool_(True), 1.0),
-    (np.array(0.5), 0.5), (fractions.Fraction(1, 4), 0.25), (Scalar(), 0.25),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("value, score", [
+  (True, 1.0), (False, 0.0), (2, 2.0), (-0.5, -0.5), (0.999, 0.999),
+  (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.bool_(True), 1.0),
+  (np.array(0.5), 0.5), (fractions.Fraction(1, 4), 0.25), (Scalar(), 0.25),
+])  # fmt: skip
 def test_numbers_of_all_kinds_are_scores(value, score):
   (found,) = verdicts(constant(value), ["8"])
   assert found.score == score and type(found.score) is float
@@ -179,24 +170,21 @@ def test_numbers_of_all_kinds_are_scores(value, score):
   assert verdicts(constant([value] * 2, whole=True), ["8", "8"]) == [found] * 2
 
 
-@pytest.mark.parametrize(
-  "value, why",
-  [
-    (None, "None ... number"), ("1.0", "'1.0' ... number"),
-    (b"1", "returned b'1'; return a number"),
-    (bytearray(b"1"), "return a number"),
-    ([1.0], "returned [1.0]; return a number"),
-    ({}, "{} ... number"), (1j, "1j ... number"),
-    (np.ones(1), "array([1.]) ... number"),
-    (10**400, "return a number"), (float("nan"), "nan ... finite"),
-    (1e39, "1e+39 ... at most 1e+12"),
-    (float("-inf"), "-inf ... finite"), (Verdict("right", 1.0), "'right'"),
-    (Verdict("pass", float("nan")), "nan ... finite"),
-    (Verdict("pass", None), "None ... number"),
-    (Verdict("fail", 0.0, None), "reason None ... text"),
-    (Verdict("fail", 0.0, "", 8), "8 ... answer ... text"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("value, why", [
+  (None, "None ... number"), ("1.0", "'1.0' ... number"),
+  (b"1", "returned b'1'; return a number"),
+  (bytearray(b"1"), "return a number"),
+  ([1.0], "returned [1.0]; return a number"),
+  ({}, "{} ... number"), (1j, "1j ... number"),
+  (np.ones(1), "array([1.]) ... number"),
+  (10**400, "return a number"), (float("nan"), "nan ... finite"),
+  (1e39, "1e+39 ... at most 1e+12"),
+  (float("-inf"), "-inf ... finite"), (Verdict("right", 1.0), "'right'"),
+  (Verdict("pass", float("nan")), "nan ... finite"),
+  (Verdict("pass", None), "None ... number"),
+  (Verdict("fail", 0.0, None), "reason None ... text"),
+  (Verdict("fail", 0.0, "", 8), "8 ... answer ... text"),
+])  # fmt: skip
 def test_what_is_no_score_is_invalid(value, why):
   (found,) = verdicts(constant(value), ["8"])
   assert found.status == "invalid" and found.score == 0.0
@@ -216,15 +204,12 @@ def test_a_verdict_is_taken_as_it_is():
   assert own_invalid.status == "invalid" and own_invalid.reason == "late"
 
 
-@pytest.mark.parametrize(
-  "value, why",
-  [
-    ([1.0], "1 values ... 2 responses"), ([1.0] * 3, "3 values ... 2"),
-    (1.0, "1.0 ... of 2"), ("11", "'11' ... of 2"), (None, "None ... of 2"),
-    ({"a": 1, "b": 2}, "list of 2"), ((1.0, 0.0), ""),
-    (np.array([1.0, 0.0]), ""), (iter([1, 0]), ""),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("value, why", [
+  ([1.0], "1 values ... 2 responses"), ([1.0] * 3, "3 values ... 2"),
+  (1.0, "1.0 ... of 2"), ("11", "'11' ... of 2"), (None, "None ... of 2"),
+  ({"a": 1, "b": 2}, "list of 2"), ((1.0, 0.0), ""),
+  (np.array([1.0, 0.0]), ""), (iter([1, 0]), ""),
+])  # fmt: skip
 def test_a_group_needs_a_value_for_each_response(value, why):
   found = verdicts(constant(value, whole=True), ["8", "9"])
   if not why:

@@ -89,15 +89,12 @@ def test_equal_parts_are_judged_once():
   assert judged[1] is judged[2] and judged[5] is not judged[6]
 
 
-@pytest.mark.parametrize(
-  ("error", "reason"),
-  [
-    (ValueError("a\nb"), "ValueError: a b"), (KeyError("a"), "KeyError: 'a'"),
-    (RecursionError(), "RecursionError:"), (SystemExit(0), "SystemExit: 0"),
-    (KeyboardInterrupt(), "KeyboardInterrupt:"),
-    (None, "it returned a NoneType, not a Verdict"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "reason"), [
+  (ValueError("a\nb"), "ValueError: a b"), (KeyError("a"), "KeyError: 'a'"),
+  (RecursionError(), "RecursionError:"), (SystemExit(0), "SystemExit: 0"),
+  (KeyboardInterrupt(), "KeyboardInterrupt:"),
+  (None, "it returned a NoneType, not a Verdict"),
+])  # fmt: skip
 def test_a_verifier_that_fails_is_neither_right_nor_wrong(error, reason):
   def verify(response, entry, jail):
     if response != "bad":

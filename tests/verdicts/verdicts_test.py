@@ -128,15 +128,12 @@ def test_no_file_outside_tasks_names_a_domain(path):
   assert [*names_a_domain(path.read_text())] == []
 
 
-@pytest.mark.parametrize(
-  "line",
-  [
-    "x = 'gym'", "c.data.domains.math.weight = 0", "c.domains['own']",
-    "from brorl_jax.verdicts import stem",
-    "from brorl_jax.verdicts.gym.checks import value",
-    "import brorl_jax.verdicts.code",
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+  "x = 'gym'", "c.data.domains.math.weight = 0", "c.domains['own']",
+  "from brorl_jax.verdicts import stem",
+  "from brorl_jax.verdicts.gym.checks import value",
+  "import brorl_jax.verdicts.code",
+])  # fmt: skip
 def test_a_name_is_seen(line):
   assert [*names_a_domain(line)] == [1]
 
@@ -187,17 +184,14 @@ def test_a_verifier_that_fails_says_nothing_of_the_response(monkeypatch):
     assert "no jail" in verdict.reason
 
 
-@pytest.mark.parametrize(
-  "domain, fields, message",
-  [
-    ("maths", {"answer": "1"}, "'maths' ... domain"),
-    ("x", {}, "'x' ... domain"),
-    ("math", {}, "'answer' ... missing"),
-    ("stem", {"answer": "1", "choice": []}, "'choice' ... unknown"),
-    ("math", {"answer": 0.5}, "0.5 ... answer ... text"),
-    ("math", {"answer": ""}, "answer: empty; "),
-  ],
-)
+@pytest.mark.parametrize("domain, fields, message", [
+  ("maths", {"answer": "1"}, "'maths' ... domain"),
+  ("x", {}, "'x' ... domain"),
+  ("math", {}, "'answer' ... missing"),
+  ("stem", {"answer": "1", "choice": []}, "'choice' ... unknown"),
+  ("math", {"answer": 0.5}, "0.5 ... answer ... text"),
+  ("math", {"answer": ""}, "answer: empty; "),
+])  # fmt: skip
 def test_what_cannot_be_judged_is_refused(domain, fields, message):
   with refuses(ValueError, message):
     verify(domain, "1", **fields)

@@ -157,22 +157,19 @@ def test_an_expression_makes_the_target(numbers, target, steps, answer):
   assert careful == f"{steps}\n<answer>{answer}</answer>"
 
 
-@pytest.mark.parametrize(
-  "first, second, both",
-  [
-    ("57+80=137", "137+7=144", "57+80+7=144"),
-    ("15-40=-25", "-25-3=-28", "15-40-3=-28"),
-    ("36*2=72", "84-72=12", "84-36*2=12"),
-    ("60/20=3", "3*100=300", "60/20*100=300"),
-    # These would need brackets.
-    ("10+5=15", "28-15=13", None), ("10-5=5", "28+5=33", None),
-    ("10+5=15", "15*3=45", None), ("4*3=12", "60/12=5", None),
-    ("-5+20=15", "15+1=16", None),
-    # The result is used twice, not at all, or is only a part of a number.
-    ("36*2=72", "72-72=0", None), ("36*2=72", "84-12=72", None),
-    ("36*2=72", "172-12=160", None),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("first, second, both", [
+  ("57+80=137", "137+7=144", "57+80+7=144"),
+  ("15-40=-25", "-25-3=-28", "15-40-3=-28"),
+  ("36*2=72", "84-72=12", "84-36*2=12"),
+  ("60/20=3", "3*100=300", "60/20*100=300"),
+  # These would need brackets.
+  ("10+5=15", "28-15=13", None), ("10-5=5", "28+5=33", None),
+  ("10+5=15", "15*3=45", None), ("4*3=12", "60/12=5", None),
+  ("-5+20=15", "15+1=16", None),
+  # The result is used twice, not at all, or is only a part of a number.
+  ("36*2=72", "72-72=0", None), ("36*2=72", "84-12=72", None),
+  ("36*2=72", "172-12=160", None),
+])  # fmt: skip
 def test_two_equations_in_one(first, second, both):
   assert merge(first, second) == both
 

@@ -247,28 +247,22 @@ def test_an_entry_without_its_metadata_is_invalid_or_needs_none(name):
   assert verify("nothing", bare).status in ("fail", "invalid")
 
 
-@pytest.mark.parametrize(
-  "text, result",
-  [
-    ("7", 7), ("1+2*3", 7), ("(1+2)*3", 9), ("8-3-2", 3), ("8/4/2", 1),
-    ("8/(4/2)", 4), ("1/3*3", 1), ("8/(3-8/3)", 24), ("2-3*4+1", -9),
-    ("-2+5", 3), ("-2*3", -6), ("4*(-2 + 5)", 12), ("-(2-5)", 3),
-    ("((((7))))", 7), (" 1 +\t2 ", 3), ("007", 7),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, result", [
+  ("7", 7), ("1+2*3", 7), ("(1+2)*3", 9), ("8-3-2", 3), ("8/4/2", 1),
+  ("8/(4/2)", 4), ("1/3*3", 1), ("8/(3-8/3)", 24), ("2-3*4+1", -9),
+  ("-2+5", 3), ("-2*3", -6), ("4*(-2 + 5)", 12), ("-(2-5)", 3),
+  ("((((7))))", 7), (" 1 +\t2 ", 3), ("007", 7),
+])  # fmt: skip
 def test_values_by_hand(text, result):
   assert value(text) == Fraction(result)
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "", "+", "-", "()", "1+", "*1", "+1", "1 2", "1(2)", "(1)(2)", "(1)2",
-    "1)+(2", "1)(2", "(1", "1)", "--1", "1--1", "1*-1", "1+-1", "1/-1", "2**3",
-    "7//2", "7%2", "1/0", "1/(2-2)", "1.5", "1e3", "0x10", "1_0", "1,2", "x",
-    "\u0663", "\u00b2", "1;2", "1=1", "9**9**9**9", "__import__('os')",
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+  "", "+", "-", "()", "1+", "*1", "+1", "1 2", "1(2)", "(1)(2)", "(1)2",
+  "1)+(2", "1)(2", "(1", "1)", "--1", "1--1", "1*-1", "1+-1", "1/-1", "2**3",
+  "7//2", "7%2", "1/0", "1/(2-2)", "1.5", "1e3", "0x10", "1_0", "1,2", "x",
+  "\u0663", "\u00b2", "1;2", "1=1", "9**9**9**9", "__import__('os')",
+])  # fmt: skip
 def test_what_is_no_expression_has_no_value(text):
   assert value(text) is None
 
@@ -307,31 +301,25 @@ def test_long_texts_take_linear_time(text):
   assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize(
-  "text, wanted",
-  [
-    ("3", {(): 3}), ("-x", {(("x", 1),): -1}), ("x**0", {(): 1}),
-    ("2*x**6/3", {(("x", 6),): Fraction(2, 3)}),
-    ("-(11/5)*x**4", {(("x", 4),): Fraction(-11, 5)}),
-    ("(-1/2)*x", {(("x", 1),): Fraction(-1, 2)}), ("1/2*x*4", {(("x", 1),): 2}),
-    ("2.5*y", {(("y", 1),): Fraction(5, 2)}),
-    ("x*y*x", {(("x", 2), ("y", 1)): 1}), ("y*x", {(("x", 1), ("y", 1)): 1}),
-    (" x ** 2 - 3 * x\n+ C", {(("x", 2),): 1, (("x", 1),): -3, (("C", 1),): 1}),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, wanted", [
+  ("3", {(): 3}), ("-x", {(("x", 1),): -1}), ("x**0", {(): 1}),
+  ("2*x**6/3", {(("x", 6),): Fraction(2, 3)}),
+  ("-(11/5)*x**4", {(("x", 4),): Fraction(-11, 5)}),
+  ("(-1/2)*x", {(("x", 1),): Fraction(-1, 2)}), ("1/2*x*4", {(("x", 1),): 2}),
+  ("2.5*y", {(("y", 1),): Fraction(5, 2)}),
+  ("x*y*x", {(("x", 2), ("y", 1)): 1}), ("y*x", {(("x", 1), ("y", 1)): 1}),
+  (" x ** 2 - 3 * x\n+ C", {(("x", 2),): 1, (("x", 1),): -3, (("C", 1),): 1}),
+])  # fmt: skip
 def test_terms_by_hand(text, wanted):
   assert {monomial: c for monomial, c, _ in terms(text)} == wanted
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "", "x**", "x**y", "x**-1", "x**2**3", "x**9999", "x^2", "2x", "x 2", "1 2",
-    "x* *2", "x**(2)", "(x+1)", "(x)", "x/y", "x/0", "(1/0)*x", "x/1.5", "x//2",
-    "x--1", "x+-1", "++x", "xy", "1e5*x", "sin(x)", "x.real", "\u0663*x",
-    "3*\u0445", "x;x", "x=1", "exec('1')",
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+  "", "x**", "x**y", "x**-1", "x**2**3", "x**9999", "x^2", "2x", "x 2", "1 2",
+  "x* *2", "x**(2)", "(x+1)", "(x)", "x/y", "x/0", "(1/0)*x", "x/1.5", "x//2",
+  "x--1", "x+-1", "++x", "xy", "1e5*x", "sin(x)", "x.real", "\u0663*x",
+  "3*\u0445", "x;x", "x=1", "exec('1')",
+])  # fmt: skip
 def test_what_is_no_sum_of_terms(text):
   assert terms(text) is None
 
@@ -343,41 +331,35 @@ def test_no_text_raises(text):
   refuse_integral(text, "x")
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "-exp(x)*sin(x) + exp(x)*cos(x) + C", "3*x*atan(x) - 3*log(x**2 + 1)/2 + C",
-    "-4*(-2*x - 8)**(3/2)/3 + C", "E**(2*x)/2 + C", "x**(-1)", "x**-2", "x**20",
-    "(1/2)*sqrt(1 - x**2) + pi", "0.5*x",
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+  "-exp(x)*sin(x) + exp(x)*cos(x) + C", "3*x*atan(x) - 3*log(x**2 + 1)/2 + C",
+  "-4*(-2*x - 8)**(3/2)/3 + C", "E**(2*x)/2 + C", "x**(-1)", "x**-2", "x**20",
+  "(1/2)*sqrt(1 - x**2) + pi", "0.5*x",
+])  # fmt: skip
 def test_integrals_are_let_through(text):
   assert refuse_integral(text, "x") == ""
 
 
-@pytest.mark.parametrize(
-  "text, why",
-  [
-    ("X**2", "the name X"), ("Integral(x, x)", "the name Integral"),
-    ("__import__('os').system('true')", "a name next to"),
-    ("x.diff()", "a name next to"), ("x.real", "a name next to"),
-    ("().x", "a name next to"), ("__class__", "the text _"),
-    ("lambda: 1", "the name lambda"), ("E1(x)", "a name next to"),
-    ("2x", "a name next to"), ("0x10", "a name next to"),
-    ("x 2", "a name next to"), ("'x'", "the text '"), ("x[0]", "the text ["),
-    ("x!", "the text !"), ("x,x", "the text ,"), ("x^2", "the text ^"),
-    ("9" * 9, "the text 9"), ("9**9**9", "a power"), ("9**(9**9)", "a power"),
-    ("x**2**2", "a power"), ("x**21", "a power"), ("x**200", "a power"),
-    ("x**(1000)", "a power"), ("x**(x)", "a power"), ("x ** 99", "a power"),
-    ("2**x", "a power"), ("x**1.5", "a power"),
-    ("(" * 9 + "x" + ")" * 9, "parentheses"), (")x(", "parentheses"),
-    ("x" * 301, "at most 300"), ("\u0445", "at most 300"),
-    # What would take long: an answer must not make its verifier late.
-    ("((((99)**20)**20)**20)**20", "a power of a bracket"),
-    ("(x+C+E)**3*(x+C)**2*(x+1)**2", "more than two powers"),
-    ("tan(tan(x))", "functions in functions"),
-    ("tan(x)*" * 6 + "tan(x)", "more than 6 functions"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, why", [
+  ("X**2", "the name X"), ("Integral(x, x)", "the name Integral"),
+  ("__import__('os').system('true')", "a name next to"),
+  ("x.diff()", "a name next to"), ("x.real", "a name next to"),
+  ("().x", "a name next to"), ("__class__", "the text _"),
+  ("lambda: 1", "the name lambda"), ("E1(x)", "a name next to"),
+  ("2x", "a name next to"), ("0x10", "a name next to"),
+  ("x 2", "a name next to"), ("'x'", "the text '"), ("x[0]", "the text ["),
+  ("x!", "the text !"), ("x,x", "the text ,"), ("x^2", "the text ^"),
+  ("9" * 9, "the text 9"), ("9**9**9", "a power"), ("9**(9**9)", "a power"),
+  ("x**2**2", "a power"), ("x**21", "a power"), ("x**200", "a power"),
+  ("x**(1000)", "a power"), ("x**(x)", "a power"), ("x ** 99", "a power"),
+  ("2**x", "a power"), ("x**1.5", "a power"),
+  ("(" * 9 + "x" + ")" * 9, "parentheses"), (")x(", "parentheses"),
+  ("x" * 301, "at most 300"), ("\u0445", "at most 300"),
+  # What would take long: an answer must not make its verifier late.
+  ("((((99)**20)**20)**20)**20", "a power of a bracket"),
+  ("(x+C+E)**3*(x+C)**2*(x+1)**2", "more than two powers"),
+  ("tan(tan(x))", "functions in functions"),
+  ("tan(x)*" * 6 + "tan(x)", "more than 6 functions"),
+])  # fmt: skip
 def test_other_text_is_refused_with_the_reason(text, why):
   assert refuse_integral(text, "x").startswith(why)

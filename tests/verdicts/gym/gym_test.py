@@ -79,23 +79,20 @@ def drawn():
 # Reading the answer out of a response.
 
 
-@pytest.mark.parametrize(
-  "response, answer, status",
-  [
-    ("so <answer>\n 4\t</answer> it is", "4", "pass"), (" \n4 ", "4", "pass"),
-    ("<answer>3</answer> no, <answer>4</answer>", "4", "pass"),
-    ("<answer>4</answer> or <answer>5", "4", "pass"),
-    ("</answer><answer>4</answer></answer>", "4", "pass"),
-    ("<answer>3 <answer>4</answer>", "4", "pass"),
-    ("<answer>4</answer> no, <answer>3</answer>", "3", "fail"),
-    ("<answer>4", "<answer>4", "fail"), ("4</answer>", "4</answer>", "fail"),
-    ("<Answer>4</Answer>", "<Answer>4</Answer>", "fail"),
-    ("<answer>44</answer>", "44", "fail"), ("-4", "-4", "fail"),
-    ("\uff14", "\uff14", "fail"), ("4\x00", "4\x00", "fail"),
-    ("4 or", "4 or", "fail"), ("  \n", "", "fail"),
-    ("4 <answer> \t</answer>", "", "fail"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("response, answer, status", [
+  ("so <answer>\n 4\t</answer> it is", "4", "pass"), (" \n4 ", "4", "pass"),
+  ("<answer>3</answer> no, <answer>4</answer>", "4", "pass"),
+  ("<answer>4</answer> or <answer>5", "4", "pass"),
+  ("</answer><answer>4</answer></answer>", "4", "pass"),
+  ("<answer>3 <answer>4</answer>", "4", "pass"),
+  ("<answer>4</answer> no, <answer>3</answer>", "3", "fail"),
+  ("<answer>4", "<answer>4", "fail"), ("4</answer>", "4</answer>", "fail"),
+  ("<Answer>4</Answer>", "<Answer>4</Answer>", "fail"),
+  ("<answer>44</answer>", "44", "fail"), ("-4", "-4", "fail"),
+  ("\uff14", "\uff14", "fail"), ("4\x00", "4\x00", "fail"),
+  ("4 or", "4 or", "fail"), ("  \n", "", "fail"),
+  ("4 <answer> \t</answer>", "", "fail"),
+])  # fmt: skip
 def test_the_last_complete_answer_counts(response, answer, status):
   verdict = verify(response, entry())
   assert (verdict.status, verdict.answer) == (status, answer)
@@ -148,17 +145,14 @@ def test_an_entry_that_breaks_its_scorer_is_invalid():
   assert verdict.reason == "scorer raised KeyError on its own answer"
 
 
-@pytest.mark.parametrize(
-  "score, status, kept, reason",
-  [
-    (math.nan, "fail", 0.0, "scorer returned nan"),
-    (math.inf, "fail", 0.0, "scorer returned inf"),
-    (math.nextafter(1.0, 0.0), "fail", math.nextafter(1.0, 0.0),
-      "wrong answer"),
-    (1.0, "pass", 1.0, ""),
-    (RecursionError("deep"), "fail", 0.0, "scorer raised RecursionError"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("score, status, kept, reason", [
+  (math.nan, "fail", 0.0, "scorer returned nan"),
+  (math.inf, "fail", 0.0, "scorer returned inf"),
+  (math.nextafter(1.0, 0.0), "fail", math.nextafter(1.0, 0.0),
+    "wrong answer"),
+  (1.0, "pass", 1.0, ""),
+  (RecursionError("deep"), "fail", 0.0, "scorer raised RecursionError"),
+])  # fmt: skip
 def test_only_a_finite_one_passes(monkeypatch, score, status, kept, reason):
   def scored(answer, entry):
     if answer != entry["answer"] and isinstance(score, Exception):
@@ -172,32 +166,29 @@ def test_only_a_finite_one_passes(monkeypatch, score, status, kept, reason):
 HANDS = "Ann is a knight, and Bob is a knave."
 
 
-@pytest.mark.parametrize(
-  "name, oracle, metadata, right, wrong",
-  [
-    (
-      # The library gives nine letters 9 * (1 / 9) = 1.0000000000000002.
-      "spell_backward",
-      "ralucones",
-      {},
-      ["ralucones", "RALUCONES"],
-      ["ralucones0", "ralucones ralucones", "seno"],
-    ),
-    ("fraction_simplification", "$\\frac{3}{7}$", {"simplified_numerator": 3,
-      "simplified_denominator": 7, "numerator": 6, "denominator": 14}, ["3/7",
-      "$3/7$", "3 / 7", "\\frac{3}{7}", "$\\dfrac{3}{7}$"], ["6/14",
-      "\\frac{3}{7} or \\frac{1}{2}", "$\\frac{3}{7}$0", "3/7 7"]),
-    ("knights_knaves", HANDS, {}, [HANDS, "Bob is a knave and Ann is a knight",
-      "ann knight, bob knave"], ["I think " + HANDS, HANDS + " " + HANDS,
-      HANDS + " Or not.", "Ann is a knave, and Bob is a knight."]),
-    ("letter_jumble", "the sea", {}, ["the sea", "The Sea", "the  sea"],
-      ["the sea and more", "sea the"]),
-    ("word_sorting", "ant, bee", {"sorted_words": ["ant", "bee"]}, ["ant, bee",
-      "ant,bee"], ["ant, bee, cow", "ant, bee,", "bee, ant"]),
-    ("chain_sum", "1000", {}, ["1,000", "1000.0", "+1000"], ["100", "1000 0"]),
-    ("products", "-12", {}, ["-12", "-12.00"], ["12", "-12x", "- 12"]),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, oracle, metadata, right, wrong", [
+  (
+    # The library gives nine letters 9 * (1 / 9) = 1.0000000000000002.
+    "spell_backward",
+    "ralucones",
+    {},
+    ["ralucones", "RALUCONES"],
+    ["ralucones0", "ralucones ralucones", "seno"],
+  ),
+  ("fraction_simplification", "$\\frac{3}{7}$", {"simplified_numerator": 3,
+    "simplified_denominator": 7, "numerator": 6, "denominator": 14}, ["3/7",
+    "$3/7$", "3 / 7", "\\frac{3}{7}", "$\\dfrac{3}{7}$"], ["6/14",
+    "\\frac{3}{7} or \\frac{1}{2}", "$\\frac{3}{7}$0", "3/7 7"]),
+  ("knights_knaves", HANDS, {}, [HANDS, "Bob is a knave and Ann is a knight",
+    "ann knight, bob knave"], ["I think " + HANDS, HANDS + " " + HANDS,
+    HANDS + " Or not.", "Ann is a knave, and Bob is a knight."]),
+  ("letter_jumble", "the sea", {}, ["the sea", "The Sea", "the  sea"],
+    ["the sea and more", "sea the"]),
+  ("word_sorting", "ant, bee", {"sorted_words": ["ant", "bee"]}, ["ant, bee",
+    "ant,bee"], ["ant, bee, cow", "ant, bee,", "bee, ant"]),
+  ("chain_sum", "1000", {}, ["1,000", "1000.0", "+1000"], ["100", "1000 0"]),
+  ("products", "-12", {}, ["-12", "-12.00"], ["12", "-12x", "- 12"]),
+])  # fmt: skip
 def test_the_answer_and_nothing_else(name, oracle, metadata, right, wrong):
   item = entry(name, oracle, **metadata)
   assert [verify(a, item).status for a in right] == ["pass"] * len(right)
@@ -224,16 +215,13 @@ INTEGRAL = entry(
 )
 
 
-@pytest.mark.parametrize(
-  "says, verdict",
-  [
-    (1.0, ("pass", 1.0, "")),
-    (0.25, ("fail", 0.25, "wrong answer")),
-    (math.nan, ("fail", 0.0, "scorer returned nan")),
-    ({"raised": "TypeError"}, ("fail", 0.0, "scorer raised TypeError")),
-    (Failed("3 s late"), ("invalid", 0.0, "verifier failed: 3 s late")),
-  ],
-)
+@pytest.mark.parametrize("says, verdict", [
+  (1.0, ("pass", 1.0, "")),
+  (0.25, ("fail", 0.25, "wrong answer")),
+  (math.nan, ("fail", 0.0, "scorer returned nan")),
+  ({"raised": "TypeError"}, ("fail", 0.0, "scorer raised TypeError")),
+  (Failed("3 s late"), ("invalid", 0.0, "verifier failed: 3 s late")),
+])  # fmt: skip
 def test_a_scorer_that_evaluates_is_asked_in_a_jail(says, verdict):
   jail = Fake(says)
   got = verify("<answer>x**2 + 3</answer>", INTEGRAL, jail=jail)
@@ -244,13 +232,10 @@ def test_a_scorer_that_evaluates_is_asked_in_a_jail(says, verdict):
   assert json.loads(json.dumps(asked))["metadata"] == INTEGRAL["metadata"]
 
 
-@pytest.mark.parametrize(
-  "answer",
-  [
-    "Integral(2*x, x)",  # its derivative is right
-    "__import__('os').getpid()", "x**2 + y", "9**9**9", "x**2 + C = 0",
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("answer", [
+  "Integral(2*x, x)",  # its derivative is right
+  "__import__('os').getpid()", "x**2 + y", "9**9**9", "x**2 + C = 0",
+])  # fmt: skip
 def test_the_jail_sees_only_what_the_grammar_lets_through(answer):
   jail = Fake(1.0)
   verdict = verify(answer, INTEGRAL, jail=jail)
@@ -258,16 +243,13 @@ def test_the_jail_sees_only_what_the_grammar_lets_through(answer):
   assert jail.asked == []
 
 
-@pytest.mark.parametrize(
-  "answer, integrand, status",
-  [
-    ("x**2 + C", "2*x", "pass"), ("(x + 1)**2 - 7", "2*x + 2", "pass"),
-    ("sin(x)**2/2", "sin(x)*cos(x)", "pass"),
-    ("-cos(x)**2/2 + C", "sin(x)*cos(x)", "pass"),
-    ("E**(2*x)/2", "exp(2*x)", "pass"), ("x**2 + C*x", "2*x", "fail"),
-    ("x**3", "2*x", "fail"), ("x/0", "2*x", "fail"), ("x**2 +", "2*x", "fail"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("answer, integrand, status", [
+  ("x**2 + C", "2*x", "pass"), ("(x + 1)**2 - 7", "2*x + 2", "pass"),
+  ("sin(x)**2/2", "sin(x)*cos(x)", "pass"),
+  ("-cos(x)**2/2 + C", "sin(x)*cos(x)", "pass"),
+  ("E**(2*x)/2", "exp(2*x)", "pass"), ("x**2 + C*x", "2*x", "fail"),
+  ("x**3", "2*x", "fail"), ("x/0", "2*x", "fail"), ("x**2 +", "2*x", "fail"),
+])  # fmt: skip
 def test_integrals_are_scored_by_their_derivatives(answer, integrand, status):
   """The library's scorer behind the grammar, in this process."""
 
@@ -322,16 +304,13 @@ def test_the_lists_are_about_tasks_that_exist():
     assert usable >= set(table)
 
 
-@pytest.mark.parametrize(
-  "response, broken, named",
-  [
-    ("4", {}, "metadata.source_dataset"),
-    ("4", {"answer": "4", "metadata": None}, "metadata.source_dataset"),
-    ("4", {"answer": "4", "metadata": {"source_dataset": 3}}, "source_dataset"),
-    ("4", entry(answer=None), "entry.answer = None of task 'gcd'"),
-    (b"4", entry(), "is a bytes"),
-  ],
-)
+@pytest.mark.parametrize("response, broken, named", [
+  ("4", {}, "metadata.source_dataset"),
+  ("4", {"answer": "4", "metadata": None}, "metadata.source_dataset"),
+  ("4", {"answer": "4", "metadata": {"source_dataset": 3}}, "source_dataset"),
+  ("4", entry(answer=None), "entry.answer = None of task 'gcd'"),
+  (b"4", entry(), "is a bytes"),
+])  # fmt: skip
 def test_entries_without_task_or_answer_are_refused(response, broken, named):
   with pytest.raises(ValueError, match=named):
     verify(response, broken)
@@ -558,39 +537,36 @@ def test_a_family_of_one_question_has_no_other_side():
 # Refusals.
 
 
-@pytest.mark.parametrize(
-  "families, named",
-  [
-    ([], "families is empty"),
-    ([Family("gdc")], "'gdc' ... unknown ... 'gcd'"),
-    ([Family("gcd", {"max_vlue": 3})], "'gcd' ... max_vlue = 3 ... max_value"),
-    ([Family("gcd", {"seed": 3})], "seed = 3 ... unknown ... min_numbers"),
-    ([Family("gcd", {"size": 3})], "size = 3 ... unknown"),
-    ([Family("gcd", {"max_value": "40"})], "max_value = '40' ... 1000"),
-    ([Family("gcd", {"max_value": 4.0})], "max_value = 4.0 ... float"),
-    ([Family("gcd", {"max_value": True})], "max_value = True ... bool"),
-    ([Family("basic_arithmetic", {"allow_negation": 1})], "true or false"),
-    ([Family("basic_arithmetic", {"operators": "+"})], "operators ... list"),
-    ([Family("shortest_path", {"p_blocked": "x"})],
-      "p_blocked ... finite number"),
-    ([Family("shortest_path", {"p_blocked": math.nan})], "finite number"),
-    ([Family("spell_backward", {"data_file": 3})], "data_file ... text"),
-    ([Family("gcd", {"max_value": 0})], "max_value=0 is not valid: max_value"),
-    ([Family("number_sequence", {"min_terms": 9, "max_complexity": 1})],
-      "min_terms=9, max_complexity=1 is not valid: max_terms >= min_terms"),
-    ([Family("number_sequence")], "max_complexity = 3 ... large"),
-    ([Family("number_sequence", {"max_complexity": 4})], "max_complexity = 4"),
-    ([Family("simple_equations", {"operators": ["+", "-"]})],
-      "cannot generate a puzzle ... number of weights"),
-    ([Family("string_synthesis"), Family("gcd"), Family("gcd", {})],
-      "'gcd' ... 2 times"),
-    ([Family("gcd", weight=-1)], "weights[0] = -1"),
-    ([Family("gcd"), Family("lcm", weight=math.nan)], "weights[1] = nan"),
-    ([Family("gcd", weight=0)], "add up to 0"),
-    ([Family("number_filtering", {"min_numbers": 300, "max_numbers": 400})],
-      "own answer does not pass: too long"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("families, named", [
+  ([], "families is empty"),
+  ([Family("gdc")], "'gdc' ... unknown ... 'gcd'"),
+  ([Family("gcd", {"max_vlue": 3})], "'gcd' ... max_vlue = 3 ... max_value"),
+  ([Family("gcd", {"seed": 3})], "seed = 3 ... unknown ... min_numbers"),
+  ([Family("gcd", {"size": 3})], "size = 3 ... unknown"),
+  ([Family("gcd", {"max_value": "40"})], "max_value = '40' ... 1000"),
+  ([Family("gcd", {"max_value": 4.0})], "max_value = 4.0 ... float"),
+  ([Family("gcd", {"max_value": True})], "max_value = True ... bool"),
+  ([Family("basic_arithmetic", {"allow_negation": 1})], "true or false"),
+  ([Family("basic_arithmetic", {"operators": "+"})], "operators ... list"),
+  ([Family("shortest_path", {"p_blocked": "x"})],
+    "p_blocked ... finite number"),
+  ([Family("shortest_path", {"p_blocked": math.nan})], "finite number"),
+  ([Family("spell_backward", {"data_file": 3})], "data_file ... text"),
+  ([Family("gcd", {"max_value": 0})], "max_value=0 is not valid: max_value"),
+  ([Family("number_sequence", {"min_terms": 9, "max_complexity": 1})],
+    "min_terms=9, max_complexity=1 is not valid: max_terms >= min_terms"),
+  ([Family("number_sequence")], "max_complexity = 3 ... large"),
+  ([Family("number_sequence", {"max_complexity": 4})], "max_complexity = 4"),
+  ([Family("simple_equations", {"operators": ["+", "-"]})],
+    "cannot generate a puzzle ... number of weights"),
+  ([Family("string_synthesis"), Family("gcd"), Family("gcd", {})],
+    "'gcd' ... 2 times"),
+  ([Family("gcd", weight=-1)], "weights[0] = -1"),
+  ([Family("gcd"), Family("lcm", weight=math.nan)], "weights[1] = nan"),
+  ([Family("gcd", weight=0)], "add up to 0"),
+  ([Family("number_filtering", {"min_numbers": 300, "max_numbers": 400})],
+    "own answer does not pass: too long"),
+])  # fmt: skip
 def test_wrong_families_are_refused_in_one_line(families, named):
   with refuses(ValueError, named):
     check(families)

@@ -7,12 +7,6 @@ from messages import refuses
 
 from brorl_jax.verdicts import instructions
 from brorl_jax.verdicts.instructions import BUILT_IN, if_library
-from brorl_jax.verdicts.instructions.if_library import (
-  KINDS,
-  MAX_RESPONSE,
-  check,
-  checked,
-)
 
 installed = pytest.mark.skipif(
   importlib.util.find_spec("if_verifiable") is None,
@@ -50,17 +44,17 @@ NLTK_DATA = {  # without it these are refused
 
 
 def test_the_kinds_are_those_that_are_not_built_in():
-  assert not KINDS & BUILT_IN.keys()
-  assert len(KINDS) == 59
+  assert not if_library.KINDS & BUILT_IN.keys()
+  assert len(if_library.KINDS) == 59
 
 
 @installed
 def test_the_table_of_kinds_is_the_librarys():
-  assert if_library._registry().keys() == KINDS | BUILT_IN.keys()
+  assert if_library._registry().keys() == if_library.KINDS | BUILT_IN.keys()
 
 
 @installed
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(if_library.KINDS))
 def test_every_kind_can_be_used_or_says_what_it_needs(kind):
   wanted = [{"id": kind, "kwargs": KWARGS.get(kind, {})}]
   try:
@@ -69,59 +63,55 @@ def test_every_kind_can_be_used_or_says_what_it_needs(kind):
     assert kind in NLTK_DATA
     assert "python -m nltk.downloader" in str(error)
     with pytest.raises(LookupError):
-      checked(kind, KWARGS.get(kind, {}), "A text. And more.")
+      if_library.checked(kind, KWARGS.get(kind, {}), "A text. And more.")
     return
   state = random.getstate()
   for text in ("", "a", ENGLISH, "*\n" * 50):
-    assert checked(kind, KWARGS.get(kind, {}), text) in (True, False)
+    assert if_library.checked(kind, KWARGS.get(kind, {}), text) in (True, False)
   assert random.getstate() == state  # nothing is drawn
 
 
 @installed
-@pytest.mark.parametrize(
-  "kind, kwargs, good, bad",
-  [
-    (LANGUAGE, {"language": "en"}, ENGLISH, FRENCH),
-    (LANGUAGE, {"language": "fr"}, FRENCH, ENGLISH),
-    (LANGUAGE, {"language": "en"}, ENGLISH, "1 2 3 !?"),
-    ("count:numbers", {"N": 2}, "1 and 2", "1 and two"),
-    ("count:word_count_range", {"min_words": 2, "max_words": 4}, "a b c",
-      "a b c d e"),
-    ("format:no_whitespace", {}, "abc", "a b"),
-    ("words:palindrome", {}, "level " * 10, "table " * 10),
-    ("words:palindrome", {}, "level " * 10, "level " * MAX_RESPONSE),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, kwargs, good, bad", [
+  (LANGUAGE, {"language": "en"}, ENGLISH, FRENCH),
+  (LANGUAGE, {"language": "fr"}, FRENCH, ENGLISH),
+  (LANGUAGE, {"language": "en"}, ENGLISH, "1 2 3 !?"),
+  ("count:numbers", {"N": 2}, "1 and 2", "1 and two"),
+  ("count:word_count_range", {"min_words": 2, "max_words": 4}, "a b c",
+    "a b c d e"),
+  ("format:no_whitespace", {}, "abc", "a b"),
+  ("words:palindrome", {}, "level " * 10, "table " * 10),
+  ("words:palindrome", {}, "level " * 10, "level " * if_library.MAX_RESPONSE),
+])  # fmt: skip
 def test_verdicts_by_hand(kind, kwargs, good, bad):
-  assert checked(kind, kwargs, good) is True
-  assert checked(kind, kwargs, bad) is False
+  assert if_library.checked(kind, kwargs, good) is True
+  assert if_library.checked(kind, kwargs, bad) is False
 
 
 @installed
 def test_the_language_does_not_depend_on_chance():
   # Without a seed this is Finnish or Norwegian.
-  seen = {checked(LANGUAGE, {"language": "fi"}, "Hello") for _ in range(40)}
+  seen = {
+    if_library.checked(LANGUAGE, {"language": "fi"}, "Hello") for _ in range(40)
+  }
   assert len(seen) == 1
 
 
 @installed
-@pytest.mark.parametrize(
-  "kind, kwargs, message",
-  [
-    ("count:numbers", {}, "N ... missing"),
-    ("count:numbers", {"n": 1}, "n = 1 ... N"),
-    ("words:palindrome", {"N": 1}, "N = 1 ... none"),
-    ("count:numbers", {"N": -1}, "{'N': -1} ... random"),
-    ("repeat:repeat_span", {"prompt_to_repeat": "Say it now", "n_start": 0,
-      "n_end": 2}, "'n_start': 0 ... random"),
-    ("count:numbers", {"N": "3"}, "{'N': '3'} ... TypeError"),
-    (LANGUAGE, {"language": "xx"}, "{'language': 'xx'} ... KeyError"),
-    ("count:nothing", {}, "if-verifiable ... pip install"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, kwargs, message", [
+  ("count:numbers", {}, "N ... missing"),
+  ("count:numbers", {"n": 1}, "n = 1 ... N"),
+  ("words:palindrome", {"N": 1}, "N = 1 ... none"),
+  ("count:numbers", {"N": -1}, "{'N': -1} ... random"),
+  ("repeat:repeat_span", {"prompt_to_repeat": "Say it now", "n_start": 0,
+    "n_end": 2}, "'n_start': 0 ... random"),
+  ("count:numbers", {"N": "3"}, "{'N': '3'} ... TypeError"),
+  (LANGUAGE, {"language": "xx"}, "{'language': 'xx'} ... KeyError"),
+  ("count:nothing", {}, "if-verifiable ... pip install"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(kind, kwargs, message):
   with refuses(ValueError, f"instruction {kind!r} ... {message}"):
-    check(kind, kwargs)
+    if_library.check(kind, kwargs)
 
 
 @installed
@@ -135,7 +125,7 @@ def test_a_checker_that_raises_is_not_followed():
 
   if_library._registry()["test:raises"] = lambda kind: Raises()
   try:
-    assert checked("test:raises", {}, "a") is False
+    assert if_library.checked("test:raises", {}, "a") is False
   finally:
     del if_library._registry()["test:raises"]
 
@@ -155,5 +145,5 @@ def test_without_the_library_the_remedy_is_named(monkeypatch):
   with refuses(ImportError, needed):
     instructions.check([{"id": "count:numbers", "kwargs": {"N": 1}}])
   with refuses(ImportError, "if-verifiable"):
-    checked("count:numbers", {"N": 1}, "1")
+    if_library.checked("count:numbers", {"N": 1}, "1")
   if_library._registry.cache_clear()

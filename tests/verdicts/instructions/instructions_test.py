@@ -63,23 +63,20 @@ def test_the_arguments_are_read_as_they_are(kind, kwargs, _good, _bad):
   assert {name: read(kwargs[name]) for name, read in readers.items()} == kwargs
 
 
-@pytest.mark.parametrize(
-  "kind, name, values",
-  [
-    ("keywords:existence", "keywords", [[], "ab", None, [""], ["a", 3],
-      {"a": 1}]),
-    ("keywords:frequency", "keyword", ["", "  ", 3, ["a"]]),
-    ("keywords:frequency", "frequency", [-1, 1.5, "3", True, None,
-      float("nan")]),
-    ("keywords:frequency", "relation", ["more than", "At least", "", 3, ["x"]]),
-    ("keywords:letter_frequency", "letter", ["", "ab", " ", 1]),
-    ("keywords:forbidden_words", "forbidden_words", [[],
-      ["a" * (MAX_FORBIDDEN + 1)], "a"]),
-    ("length_constraints:number_paragraphs", "num_paragraphs", [0, -1, "2"]),
-    ("length_constraints:nth_paragraph_first_word", "first_word", ["two words",
-      ""]),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, name, values", [
+  ("keywords:existence", "keywords", [[], "ab", None, [""], ["a", 3],
+    {"a": 1}]),
+  ("keywords:frequency", "keyword", ["", "  ", 3, ["a"]]),
+  ("keywords:frequency", "frequency", [-1, 1.5, "3", True, None,
+    float("nan")]),
+  ("keywords:frequency", "relation", ["more than", "At least", "", 3, ["x"]]),
+  ("keywords:letter_frequency", "letter", ["", "ab", " ", 1]),
+  ("keywords:forbidden_words", "forbidden_words", [[],
+    ["a" * (MAX_FORBIDDEN + 1)], "a"]),
+  ("length_constraints:number_paragraphs", "num_paragraphs", [0, -1, "2"]),
+  ("length_constraints:nth_paragraph_first_word", "first_word", ["two words",
+    ""]),
+])  # fmt: skip
 def test_wrong_arguments_are_refused(kind, name, values):
   for value in values:
     with pytest.raises(ValueError, match=r"^(a|one|list)"):
@@ -226,65 +223,56 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize(
-  "text, count",
-  [
-    ("", 0), ("One", 1), ("One. Two", 2), ("One! Two? Three.", 3),
-    ("Really?! Yes... No.", 3), ("Wait... what", 1),
-    ("Version 1.2.3 costs 3.50 now. Good.", 2),
-    ("Mr. Smith met Dr. A. B. Jones. They spoke.", 2),
-    ("Use a stop, e.g. this one, or i.e. that. End", 2),
-    ("He lives in the U.S. Now he left", 1),  # initials never end one
-    ("MR. Bean laughed.", 1), ("1. First\n2. Second.\n   3. Third.", 2),
-    ("It happened in 1999. Then it ended.", 2),
-    ("He said \"Stop.\" Then 'Go!' (And left.) So.", 4), ("**Bold.** Next.", 2),
-    ("no space.after a stop", 1), (". . . . . .", 0), ("! ! ! ?", 0),
-    ("- - -\n* * *", 0),
-    ("第一句。第二句！第三", 3),  # noqa: RUF001
-    ("Line one\nline two\n\nline three", 1),
-    ("Is it? yes", 2),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, count", [
+  ("", 0), ("One", 1), ("One. Two", 2), ("One! Two? Three.", 3),
+  ("Really?! Yes... No.", 3), ("Wait... what", 1),
+  ("Version 1.2.3 costs 3.50 now. Good.", 2),
+  ("Mr. Smith met Dr. A. B. Jones. They spoke.", 2),
+  ("Use a stop, e.g. this one, or i.e. that. End", 2),
+  ("He lives in the U.S. Now he left", 1),  # initials never end one
+  ("MR. Bean laughed.", 1), ("1. First\n2. Second.\n   3. Third.", 2),
+  ("It happened in 1999. Then it ended.", 2),
+  ("He said \"Stop.\" Then 'Go!' (And left.) So.", 4), ("**Bold.** Next.", 2),
+  ("no space.after a stop", 1), (". . . . . .", 0), ("! ! ! ?", 0),
+  ("- - -\n* * *", 0),
+  ("第一句。第二句！第三", 3),  # noqa: RUF001
+  ("Line one\nline two\n\nline three", 1),
+  ("Is it? yes", 2),
+])  # fmt: skip
 def test_sentences_by_hand(text, count):
   assert count_sentences(text) == count
 
 
-@pytest.mark.parametrize(
-  "text, words",
-  [
-    ("A NASA probe, NOT new", ["A", "NASA", "NOT"]),
-    ("I DON'T", ["I", "DON'T"]),
-    ("WELL-KNOWN AND/OR U.S. R&D", ["WELL-KNOWN", "AND/OR", "U.S", "R&D"]),
-    ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]),
-    ("3D 42 H2O", ["3D", "H2O"]),
-    ("McDonald Well-KNOWN iPHONE", []),
-  ],
-)
+@pytest.mark.parametrize("text, words", [
+  ("A NASA probe, NOT new", ["A", "NASA", "NOT"]),
+  ("I DON'T", ["I", "DON'T"]),
+  ("WELL-KNOWN AND/OR U.S. R&D", ["WELL-KNOWN", "AND/OR", "U.S", "R&D"]),
+  ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]),
+  ("3D 42 H2O", ["3D", "H2O"]),
+  ("McDonald Well-KNOWN iPHONE", []),
+])  # fmt: skip
 def test_capital_words_by_hand(text, words):
   assert capital_words(text) == words
 
 
-@pytest.mark.parametrize(
-  "text, english",
-  [
-    (PLAIN, True),
-    (PLAIN.upper(), True),
-    ("Yes", True),
-    ("", False),
-    ("42 + 3!", False),
-    ("это не по-английски", False),
-    ("これは英語ではありません", False),
-    ("lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod "
-     "tempor incididunt ut labore et dolore magna aliqua enim minim", False),
-    ("der Hund schläft, während die Katze auf dem Dach sitzt und wartet, bis "
-     "sie endlich wieder von uns gefüttert werden kann oder springt", False),
-    ("zzz " * 19, True),  # too short to tell
-    ("zzz " * 20, False),
-    ("zzz " * 19 + "the", True),
-    ("a" * 9 + "é", True),
-    ("a" * 8 + "é", False),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, english", [
+  (PLAIN, True),
+  (PLAIN.upper(), True),
+  ("Yes", True),
+  ("", False),
+  ("42 + 3!", False),
+  ("это не по-английски", False),
+  ("これは英語ではありません", False),
+  ("lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod "
+   "tempor incididunt ut labore et dolore magna aliqua enim minim", False),
+  ("der Hund schläft, während die Katze auf dem Dach sitzt und wartet, bis "
+   "sie endlich wieder von uns gefüttert werden kann oder springt", False),
+  ("zzz " * 19, True),  # too short to tell
+  ("zzz " * 20, False),
+  ("zzz " * 19 + "the", True),
+  ("a" * 9 + "é", True),
+  ("a" * 8 + "é", False),
+])  # fmt: skip
 def test_english_by_hand(text, english):
   assert is_english(text) is english
 
@@ -326,19 +314,16 @@ class Jail:
     return self.answer
 
 
-@pytest.mark.parametrize(
-  "response, score, missed",
-  [
-    ("<<Two>> words", 1.0, []),
-    ("<<Two>>, words", 2 / 3, ["punctuation:no_comma"]),
-    ("two words", 2 / 3, ["detectable_format:title"]),
-    ("<<two>>", 2 / 3, ["length_constraints:number_words"]),
-    ("Two, words", 1 / 3, ["punctuation:no_comma", "detectable_format:title"]),
-    ("<<a>> b" * MAX_SHOWN, 1.0, []),
-    (",", 0.0, ["punctuation:no_comma", "detectable_format:title",
-      "length_constraints:number_words"]),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("response, score, missed", [
+  ("<<Two>> words", 1.0, []),
+  ("<<Two>>, words", 2 / 3, ["punctuation:no_comma"]),
+  ("two words", 2 / 3, ["detectable_format:title"]),
+  ("<<two>>", 2 / 3, ["length_constraints:number_words"]),
+  ("Two, words", 1 / 3, ["punctuation:no_comma", "detectable_format:title"]),
+  ("<<a>> b" * MAX_SHOWN, 1.0, []),
+  (",", 0.0, ["punctuation:no_comma", "detectable_format:title",
+    "length_constraints:number_words"]),
+])  # fmt: skip
 def test_the_score_is_the_share_that_is_followed(response, score, missed):
   verdict = verify(response, [NO_COMMA, TITLE, TWO_WORDS])
   assert verdict.score == pytest.approx(score)
@@ -350,16 +335,13 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   assert verdict.reward == float(not missed)
 
 
-@pytest.mark.parametrize(
-  "response, instruction, reason",
-  [
-    ("", NO_COMMA, "empty response"), ("  \n", NO_COMMA, "empty response"),
-    ("a, b</think>", NO_COMMA, "nothing after the thinking"),
-    ("<think> <<a>>", TITLE, "nothing after the thinking"),
-    # White space around the answer is no paragraph.
-    ("...</think>\n\nSo it is.", FIRST, ""),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("response, instruction, reason", [
+  ("", NO_COMMA, "empty response"), ("  \n", NO_COMMA, "empty response"),
+  ("a, b</think>", NO_COMMA, "nothing after the thinking"),
+  ("<think> <<a>>", TITLE, "nothing after the thinking"),
+  # White space around the answer is no paragraph.
+  ("...</think>\n\nSo it is.", FIRST, ""),
+])  # fmt: skip
 def test_only_what_follows_the_thinking_counts(response, instruction, reason):
   jail = Jail(AssertionError("asked"))
   verdict = verify(response, [instruction], jail=jail)
@@ -394,43 +376,40 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
     verify("Oui", [FRENCH], jail=Jail(KeyError("x")))
 
 
-@pytest.mark.parametrize(
-  "instructions, message",
-  [
-    ([], "instructions ... empty ... at least one"),
-    ("abc", "instructions ... list"),
-    ({"id": "x"}, "instructions ... list"),
-    (["abc"], "instructions[0] ... 'abc' ... \"id\""),
-    ([NO_COMMA, {"kwargs": {}}],
-      "instructions[1] ... {'kwargs': {}} ... \"id\""),
-    ([{"id": "punctuation:nocomma"}],
-      "'punctuation:nocomma' ... unknown ... 'punctuation:no_comma'"),
-    ([{"id": "count:nubmers"}],
-      "'count:nubmers' ... unknown ... 'count:numbers'"),
-    ([{"id": "zzz"}],
-      "'zzz' ... unknown ... instructions.BUILT_IN ... if_library.KINDS"),
-    ([{"id": "punctuation:no_comma", "kwarg": {}}],
-      "'punctuation:no_comma' ... 'kwarg' ... unknown"),
-    ([{"id": "punctuation:no_comma", "kwargs": [1]}],
-      "'punctuation:no_comma' ... [1]"),
-    ([{"id": "punctuation:no_comma", "kwargs": {"x": 1}}],
-      "'punctuation:no_comma' ... x = 1 ... unknown"),
-    ([{"id": "startend:end_checker", "kwargs": {"end_phrse": "a"}}],
-      "'startend:end_checker' ... end_phrse = 'a' ... unknown ... end_phrase"),
-    ([{"id": "startend:end_checker", "kwargs": {"end_phrase": None}}],
-      "'startend:end_checker' ... end_phrase"),
-    ([{"id": "startend:end_checker", "kwargs": {"end_phrase": " "}}],
-      "'startend:end_checker' ... end_phrase = ' '"),
-    ([{"id": "length_constraints:number_words", "kwargs": {"num_words": 3,
-      "relation": "more than"}}],
-      "'length_constraints:number_words' ... relation = 'more "
-      "than' ... of 'less than', 'at least', 'at most'"),
-    ([{"id": "length_constraints:nth_paragraph_first_word",
-      "kwargs": {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "a"}}],
-      "'length_constraints:nth_paragraph_first_word': "
-      "nth_paragraph = 3 ... num_paragraphs = 2"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("instructions, message", [
+  ([], "instructions ... empty ... at least one"),
+  ("abc", "instructions ... list"),
+  ({"id": "x"}, "instructions ... list"),
+  (["abc"], "instructions[0] ... 'abc' ... \"id\""),
+  ([NO_COMMA, {"kwargs": {}}],
+    "instructions[1] ... {'kwargs': {}} ... \"id\""),
+  ([{"id": "punctuation:nocomma"}],
+    "'punctuation:nocomma' ... unknown ... 'punctuation:no_comma'"),
+  ([{"id": "count:nubmers"}],
+    "'count:nubmers' ... unknown ... 'count:numbers'"),
+  ([{"id": "zzz"}],
+    "'zzz' ... unknown ... instructions.BUILT_IN ... if_library.KINDS"),
+  ([{"id": "punctuation:no_comma", "kwarg": {}}],
+    "'punctuation:no_comma' ... 'kwarg' ... unknown"),
+  ([{"id": "punctuation:no_comma", "kwargs": [1]}],
+    "'punctuation:no_comma' ... [1]"),
+  ([{"id": "punctuation:no_comma", "kwargs": {"x": 1}}],
+    "'punctuation:no_comma' ... x = 1 ... unknown"),
+  ([{"id": "startend:end_checker", "kwargs": {"end_phrse": "a"}}],
+    "'startend:end_checker' ... end_phrse = 'a' ... unknown ... end_phrase"),
+  ([{"id": "startend:end_checker", "kwargs": {"end_phrase": None}}],
+    "'startend:end_checker' ... end_phrase"),
+  ([{"id": "startend:end_checker", "kwargs": {"end_phrase": " "}}],
+    "'startend:end_checker' ... end_phrase = ' '"),
+  ([{"id": "length_constraints:number_words", "kwargs": {"num_words": 3,
+    "relation": "more than"}}],
+    "'length_constraints:number_words' ... relation = 'more "
+    "than' ... of 'less than', 'at least', 'at most'"),
+  ([{"id": "length_constraints:nth_paragraph_first_word",
+    "kwargs": {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "a"}}],
+    "'length_constraints:nth_paragraph_first_word': "
+    "nth_paragraph = 3 ... num_paragraphs = 2"),
+])  # fmt: skip
 def test_wrong_instructions_are_refused_in_one_line(instructions, message):
   for refuse in (check, lambda wrong: verify("text", wrong)):
     with refuses(ValueError, message):

@@ -27,16 +27,13 @@ def test_three_answers_by_hand(answer, gold, expected):
   assert same(answer, gold) is expected
 
 
-@pytest.mark.parametrize(
-  "gold, right, wrong",
-  [
-    ("3.142", ["3.1415", "3.1425", "3.14159"], ["3.1414", "3.1426", "3.14"]),
-    ("0.3333", ["1/3", "0.33333"], ["0.333", "0.3334"]),
-    ("1.234e5", ["123449", "123450"], ["123451", "123349"]),
-    ("2.50", ["2.5"], ["2.504", "2.496"]),  # three digits: exact
-    ("1000", ["1000.0"], ["1000.4"]),  # no point: exact
-  ],
-)
+@pytest.mark.parametrize("gold, right, wrong", [
+  ("3.142", ["3.1415", "3.1425", "3.14159"], ["3.1414", "3.1426", "3.14"]),
+  ("0.3333", ["1/3", "0.33333"], ["0.333", "0.3334"]),
+  ("1.234e5", ["123449", "123450"], ["123451", "123349"]),
+  ("2.50", ["2.5"], ["2.504", "2.496"]),  # three digits: exact
+  ("1000", ["1000.0"], ["1000.4"]),  # no point: exact
+])  # fmt: skip
 def test_a_gold_with_four_digits_and_a_point_is_rounded(gold, right, wrong):
   assert [same(answer, gold) for answer in right] == [True] * len(right)
   assert [same(answer, gold) for answer in wrong] == [False] * len(wrong)

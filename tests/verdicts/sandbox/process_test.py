@@ -85,35 +85,26 @@ def test_a_worker_is_a_child_of_a_clone_alone(worker):
   assert pid not in children(os.getpid())
 
 
-@pytest.mark.parametrize(
-  ("call", "args", "message"),
-  [
-    ("crash", (0,), "the worker process died"),
-    ("segfault", (), "the worker process died"),
-    ("abort", (), "the worker process died"),
-    ("recurse", (), "RecursionError: maximum recursion"),
-    ("leave", (), "SystemExit: 0"),
-    (
-      "huge",
-      (70_000,),
-      r"ValueError: a reply of 70\d\d\d bytes; the limit is 65536",
-    ),
-    ("unserialisable", (), "TypeError: Object of type object is not JSON"),
-    # A length, and then too much, too little and what is no reply.
-    ("say", (b"\2\0\0\0" + b"123",), "a malformed reply"),
-    ("say", (b"\xff\xff\xff\x7f",), "a malformed reply of 2147483647 bytes"),
-    ("say", (b"\2\0\0\0[]",), "a malformed reply"),
-    ("say", (b"\2\0\0\0{}",), "a malformed reply"),
-    ("say", (b"\3\0\0\0\xff\xff\xff",), r"a malformed reply \(Unicode"),
-    ("say", (b"\x0b\0\0\0" + b'{"valve":1}',), "a malformed reply"),
-    ("say", (b"\x10\xea\0\0" + b"[" * 59_920,), r"a malformed reply \(Rec"),
-    (
-      "nothing",
-      (),
-      "LookupError: unknown library call 'nothing'; use one of abort",
-    ),
-  ],
-)
+@pytest.mark.parametrize(("call", "args", "message"), [
+  ("crash", (0,), "the worker process died"),
+  ("segfault", (), "the worker process died"),
+  ("abort", (), "the worker process died"),
+  ("recurse", (), "RecursionError: maximum recursion"),
+  ("leave", (), "SystemExit: 0"),
+  ("huge", (70_000,),
+    r"ValueError: a reply of 70\d\d\d bytes; the limit is 65536"),
+  ("unserialisable", (), "TypeError: Object of type object is not JSON"),
+  # A length, and then too much, too little and what is no reply.
+  ("say", (b"\2\0\0\0" + b"123",), "a malformed reply"),
+  ("say", (b"\xff\xff\xff\x7f",), "a malformed reply of 2147483647 bytes"),
+  ("say", (b"\2\0\0\0[]",), "a malformed reply"),
+  ("say", (b"\2\0\0\0{}",), "a malformed reply"),
+  ("say", (b"\3\0\0\0\xff\xff\xff",), r"a malformed reply \(Unicode"),
+  ("say", (b"\x0b\0\0\0" + b'{"valve":1}',), "a malformed reply"),
+  ("say", (b"\x10\xea\0\0" + b"[" * 59_920,), r"a malformed reply \(Rec"),
+  ("nothing", (),
+    "LookupError: unknown library call 'nothing'; use one of abort"),
+])  # fmt: skip
 def test_what_goes_wrong_is_said_in_a_line_and_the_next_is_answered(
   worker, call, args, message
 ):
@@ -204,21 +195,18 @@ def test_a_question_has_a_largest_size(worker):
     worker.ask("length", "\U0001f600" * 400_000, timeout=LONG)
 
 
-@pytest.mark.parametrize(
-  ("call", "args", "refusal"),
-  [
-    ("touch", ("PATH",), "PermissionError"),
-    ("read", ("PATH",), "PermissionError"),
-    ("read", ("/etc/passwd",), "PermissionError"),
-    ("read", ("/proc/self/environ",), "PermissionError"),
-    ("read", (__file__,), "PermissionError"),
-    ("connect", ("PORT",), "PermissionError"),
-    ("fork", (), "PermissionError"),
-    ("run", ("/bin/true",), "PermissionError"),
-    ("kill", (os.getpid(),), "PermissionError"),
-    ("allocate", (), "Cannot allocate memory"),
-  ],
-)
+@pytest.mark.parametrize(("call", "args", "refusal"), [
+  ("touch", ("PATH",), "PermissionError"),
+  ("read", ("PATH",), "PermissionError"),
+  ("read", ("/etc/passwd",), "PermissionError"),
+  ("read", ("/proc/self/environ",), "PermissionError"),
+  ("read", (__file__,), "PermissionError"),
+  ("connect", ("PORT",), "PermissionError"),
+  ("fork", (), "PermissionError"),
+  ("run", ("/bin/true",), "PermissionError"),
+  ("kill", (os.getpid(),), "PermissionError"),
+  ("allocate", (), "Cannot allocate memory"),
+])  # fmt: skip
 def test_the_walls_hold(isolated, worker, tmp_path, call, args, refusal):
   path = tmp_path / "canary"
   if call == "read":

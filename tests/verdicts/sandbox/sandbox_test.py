@@ -473,16 +473,12 @@ def test_a_machine_that_stalls_before_a_program_begins_is_not_late(
 @pytest.mark.parametrize(
   "line, job",
   [
-    (
-      "texts, most = job",
-      {"mode": "stdio", "program": "1", "inputs": [""], "together": 1},
-    ),
-    (
-      "answered, answer = os.pipe()",
-      {"mode": "check", "program": "def f(): 0", "function": "f"},
-    ),
+    ("texts, most = job",
+      {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}),
+    ("answered, answer = os.pipe()",
+      {"mode": "check", "program": "def f(): 0", "function": "f"}),
   ],
-)
+)  # fmt: skip
 def test_a_fork_that_fails_is_the_jails_fault(new_jail, monkeypatch, line, job):
   broken = f"raise BlockingIOError; {line}"
   hostile_code.change_source(monkeypatch, line, broken)
