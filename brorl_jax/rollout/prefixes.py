@@ -41,22 +41,25 @@ _PROMPTS = 16
 _SHARE = 16
 
 
-def pays(
+def together(
   policy: Decoder, *, n: int, max_new_tokens: int, memory_bytes: int
-) -> bool:
-  """Whether rollouts should share rows, in so much memory of a device."""
+) -> int:
+  """Prompts of a device whose rollouts should share rows at one time, in so
+  much memory of it; 0: rollouts should have slots.
+  """
   V, T = policy.vocab, max_new_tokens
   # A prefix is coded as a number below N V, see `_grouped`.
   if T > _MOST_TOKENS or n * V >= 2**31 - 1:
-    return False
+    return 0
   if policy.pool_columns:  # has slots
-    return False
+    return 0
   page = jax.eval_shape(lambda: policy.page(1, T))
   row = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
-  # Two pages of all rollouts; logits, their exponentials and a copy of the rows
-  # of a pass; blocks of these, and two arrays like them, for each draw.
-  drawn = 4 * 3 * (_ROWS * V + _PROMPTS * n * block_of(V))
-  return (2 * _PROMPTS * n * row + drawn) * _SHARE <= memory_bytes
+  # Two pages of all rollouts, and blocks of logits and two arrays like them for
+  # each draw; logits, their exponentials and a copy of the rows of a pass.
+  each = n * (2 * row + 4 * 3 * block_of(V))
+  left = memory_bytes // _SHARE - 4 * 3 * _ROWS * V
+  return min(max(left // each, 0), _PROMPTS)
 
 
 def stream(
@@ -97,8 +100,10 @@ def rollouts(
 
 
 def _program(spec: RolloutSpec, places: int) -> ProgramSpec:
-  """Lanes are the prompts of a device, and slots their rows."""
-  each = min(-(-places // spec.devices), _PROMPTS)
+  """Lanes are the prompts of a device, at most those of `spec`; slots are their
+  rows.
+  """
+  each = min(-(-places // spec.devices), spec.lanes or _PROMPTS)
   rows = min(max(_ROWS // each, 1), spec.n)
   shared = dataclasses.replace(spec, slots=rows, lanes=None, blocks=None)
   return shared.program(each * spec.devices)

@@ -1,5 +1,6 @@
 """Stage 2: prompts -> rollouts, for training and for evaluations."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -18,7 +19,7 @@ from brorl_jax.rollout.dynamic_sampling import Feed, RoundPlan
 def form(phase: Phase) -> str:
   """How rollouts of a step are decoded, in a few words."""
   plan = phase.memory.rollouts
-  if _shares_prefixes(plan):
+  if _together(plan):
     return (
       f"a row for each prefix, of at most {plan.load.max_new_tokens} tokens"
     )
@@ -47,7 +48,9 @@ def sample_heldout(
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   mesh = sharding.local_mesh(this.mesh)
   spec = plan.spec(cut, this.text.stop_ids, mesh)
-  make = prefixes if _shares_prefixes(plan) else sampler
+  make = sampler
+  if lanes := _together(plan):
+    make, spec = prefixes, dataclasses.replace(spec, lanes=lanes)
   return jax.device_get(make.rollouts(spec, params, prompts, key))
 
 
@@ -64,8 +67,11 @@ def stream_rollouts(
   c, plan = phase.config.sampling, phase.memory.rollouts
   mesh = sharding.local_mesh(this.mesh)
   cut = SamplingParams(temperature=c.temperature)
-  return (prefixes if _shares_prefixes(plan) else stream).stream(
-    plan.spec(cut, this.text.stop_ids, mesh),
+  spec, make = plan.spec(cut, this.text.stop_ids, mesh), stream
+  if lanes := _together(plan):
+    make, spec = prefixes, dataclasses.replace(spec, lanes=lanes)
+  return make.stream(
+    spec,
     sharding.local_copy(params, mesh),
     feed,
     key,
@@ -73,9 +79,10 @@ def stream_rollouts(
   )
 
 
-def _shares_prefixes(plan: RolloutPlan) -> bool:
+def _together(plan: RolloutPlan) -> int:
+  """Prompts of a device whose rollouts share rows at one time; 0: none do."""
   policy = plan.load.policy
-  return prefixes.pays(
+  return prefixes.together(
     policy,
     n=plan.load.n,
     max_new_tokens=plan.load.max_new_tokens,

@@ -128,28 +128,29 @@ def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
     same(got, jax.tree.map(lambda x, i=some.index: x[i], want))
 
 
-# 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes for each of 16 x 512
-# rollouts, twice; and of 24 tokens, in blocks of 6, three arrays of 256 rows
-# and of draws.
-NEED = 2 * 2048 * 16 * 512 + 4 * 3 * (256 * 24 + 16 * 512 * 6)
+# 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes for each of 512 rollouts,
+# twice; and of 24 tokens, in blocks of 6, three arrays of 256 rows and of draws.
+ROWS, EACH = 4 * 3 * 256 * 24, 512 * (2 * 2048 + 4 * 3 * 6)
 
 
-@pytest.mark.parametrize("change, T, memory, good", [
-  (lambda p: p, 16, 2**34, True),
-  (lambda p: p, 17, 2**34, False),
-  (on_gpu, 6, 2**34, False),
+@pytest.mark.parametrize("change, T, memory, count", [
+  (lambda p: p, 16, 2**34, 16),
+  (lambda p: p, 17, 2**34, 0),
+  (on_gpu, 6, 2**34, 0),
   # All of it is to be 1/16 of the memory.
-  (lambda p: p, 16, NEED * 16, True),
-  (lambda p: p, 16, NEED * 16 - 1, False),
-  (lambda p: dataclasses.replace(p, vocab=2**22 - 1), 16, 2**60, True),
-  (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, False),
+  (lambda p: p, 16, (ROWS + 3 * EACH) * 16, 3),
+  (lambda p: p, 16, (ROWS + 3 * EACH) * 16 - 1, 2),
+  (lambda p: p, 16, (ROWS + EACH) * 16 - 1, 0),
+  (lambda p: p, 16, 16, 0),
+  (lambda p: dataclasses.replace(p, vocab=2**22 - 1), 16, 2**60, 16),
+  (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, 0),
 ])  # fmt: skip
 def test_short_responses_share_rows_where_memory_allows(
-  change, T, memory, good
+  change, T, memory, count
 ):
   policy = change(POLICY)
-  ask = functools.partial(prefixes.pays, policy, n=512, memory_bytes=memory)
-  assert ask(max_new_tokens=T) == good
+  ask = functools.partial(prefixes.together, policy, n=512)
+  assert ask(max_new_tokens=T, memory_bytes=memory) == count
 
 
 def test_every_pass_counts_its_rows(monkeypatch):
