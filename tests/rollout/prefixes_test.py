@@ -129,7 +129,7 @@ def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
 
 
 # 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes for each of 512 rollouts,
-# twice; and of 24 tokens, in blocks of 6, three arrays of 256 rows and of draws.
+# twice; three arrays of 24 tokens for 256 rows, and of blocks of 6 for draws.
 ROWS, EACH = 4 * 3 * 256 * 24, 512 * (2 * 2048 + 4 * 3 * 6)
 
 
