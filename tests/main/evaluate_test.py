@@ -1,6 +1,5 @@
 """--mode=evaluate: records, resuming, what was trained on, sources."""
 
-import dataclasses
 import itertools
 import json
 import os
@@ -410,9 +409,7 @@ def sampled(monkeypatch):
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_prompt_draws_by_number_with_the_key_of_step_0(wired, sampled, first):
   this, examples, scorer, *_ = wired
-  c, how = this.config, this.phases[0].memory.heldout
-  load = dataclasses.replace(how.load, prompts=5)
-  how = dataclasses.replace(how, load=load)
+  c, how = this.config, this.phases[0].memory.heldout.only(5)
   prompts, params = examples.heldout(), {"w": np.arange(3.0)}
   told, fits, own, drawn, key = sampled(
     recorder.records(

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 from messages import refuses
 from small_policies import changed
 
+from brorl_jax.config.run import LORA_LAYERS
 from brorl_jax.many import meshes
-from brorl_jax.model import sharding
+from brorl_jax.model import adapters, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
@@ -27,7 +28,8 @@ ALL = dataclasses.replace(
   POLICY, output_bias=True, mlp_bias=True, qk_norm=True, post_norms=True
 )
 EXPERTS = dataclasses.replace(ALL, experts=8, experts_per_token=2)
-POLICIES = {"plain": POLICY, "all": ALL, "experts": EXPERTS}
+LORA = adapters.adapted(POLICY, 2, 1.0, LORA_LAYERS)
+POLICIES = {"plain": POLICY, "all": ALL, "experts": EXPERTS, "lora": LORA}
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_every_parameter_of_a_policy_matches_exactly_one_rule():
   for policy in POLICIES.values():
     for tied in (False, True):
       names |= set(named(abstract(dataclasses.replace(policy, tied=tied))))
-  assert len(names) == 15 + 4 + 4 + 4  # biases, norms, experts
+  assert len(names) == 15 + 4 + 4 + 4 + 14  # biases, norms, experts, LoRA
   for name in names:
     hits = [r for r, _ in sharding.PARAM_AXES if re.fullmatch(r, name)]
     assert len(hits) == 1, (name, hits)
@@ -112,6 +114,7 @@ def test_axes_have_the_sizes_that_they_are_named_for(name):
   size = {
     "vocab": c.vocab, "width": c.width, "layer": c.layers, "heads": c.heads,
     "kv_heads": c.kv_heads, "head_size": c.head_size, "mlp": c.mlp,
+    "rank": c.lora_rank,
   }  # fmt: skip
   if c.experts:
     size |= {"expert": c.experts, "expert_mlp": size.pop("mlp")}

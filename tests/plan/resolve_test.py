@@ -288,7 +288,7 @@ def test_options_of_the_policy_go_to_where_they_count():
   )
   assert phase.layout == Layout(5, 6, 6, 40, 1)
   two = resolve.resolve(one_step.config(blocks=6), one_step.machine(2))
-  assert two.phases[0].layout == Layout(8, 6, 6, 40, 2)
+  assert two.phases[0].layout == Layout(8, 4, 6, 40, 2)  # all it has
 
 
 def test_a_reference_of_any_phase_is_kept_from_the_start():

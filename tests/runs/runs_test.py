@@ -83,6 +83,9 @@ class Run:
     measured = lambda *args: self.measure(*args[-3:])
     patch.setattr(train_command, "records_of_step", measured)
     patch.setattr(train_command, "finish", lambda *_, **__: None)
+    # Its state is another.
+    patch.setattr(train_command.states, "saved", lambda state: state)
+    patch.setattr(train_command.states, "restored", lambda state, like: state)
 
   def _parts(self, this, workdir, *, anew):
     del this, workdir, anew
