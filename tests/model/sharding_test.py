@@ -28,7 +28,7 @@ ALL = dataclasses.replace(
   POLICY, output_bias=True, mlp_bias=True, qk_norm=True, post_norms=True
 )
 EXPERTS = dataclasses.replace(ALL, experts=8, experts_per_token=2)
-LORA = adapters.adapted(POLICY, 2, 1.0, LORA_LAYERS)
+LORA = adapters.adapted(POLICY, 5, 1.0, LORA_LAYERS)
 POLICIES = {"plain": POLICY, "all": ALL, "experts": EXPERTS, "lora": LORA}
 
 
