@@ -114,8 +114,9 @@ def test_axes_have_the_sizes_that_they_are_named_for(name):
   size = {
     "vocab": c.vocab, "width": c.width, "layer": c.layers, "heads": c.heads,
     "kv_heads": c.kv_heads, "head_size": c.head_size, "mlp": c.mlp,
-    "rank": c.lora_rank,
   }  # fmt: skip
+  if c.lora_rank:
+    size["rank"] = c.lora_rank
   if c.experts:
     size |= {"expert": c.experts, "expert_mlp": size.pop("mlp")}
   assert len(set(size.values())) == len(size)
