@@ -14,6 +14,7 @@ from brorl_jax.plan.resolve import Phase, WithPolicy
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.dynamic_sampling import Feed, RoundPlan
+from brorl_jax.rollout.slots import RolloutSpec
 
 
 def form(phase: Phase) -> str:
@@ -46,11 +47,8 @@ def sample_heldout(
   or of a phase, `params` are this process' copy.
   """
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
-  mesh = sharding.local_mesh(this.mesh)
-  spec = plan.spec(cut, this.text.stop_ids, mesh)
-  make = sampler
-  if lanes := _together(plan):
-    make, spec = prefixes, dataclasses.replace(spec, lanes=lanes)
+  spec, shared = _spec(this, plan, cut)
+  make = prefixes if shared else sampler
   return jax.device_get(make.rollouts(spec, params, prompts, key))
 
 
@@ -65,18 +63,24 @@ def stream_rollouts(
   its share of what is in flight; `params` are spread over all processes.
   """
   c, plan = phase.config.sampling, phase.memory.rollouts
-  mesh = sharding.local_mesh(this.mesh)
-  cut = SamplingParams(temperature=c.temperature)
-  spec, make = plan.spec(cut, this.text.stop_ids, mesh), stream
-  if lanes := _together(plan):
-    make, spec = prefixes, dataclasses.replace(spec, lanes=lanes)
-  return make.stream(
+  spec, shared = _spec(this, plan, SamplingParams(temperature=c.temperature))
+  return (prefixes if shared else stream).stream(
     spec,
-    sharding.local_copy(params, mesh),
+    sharding.local_copy(params, sharding.local_mesh(this.mesh)),
     feed,
     key,
     places=c.places // this.machine.processes,
   )
+
+
+def _spec(
+  this: WithPolicy, plan: RolloutPlan, cut: SamplingParams
+) -> tuple[RolloutSpec, bool]:
+  """What the sampler gets, and whether rollouts share rows."""
+  mesh = sharding.local_mesh(this.mesh)
+  spec = plan.spec(cut, this.text.stop_ids, mesh)
+  lanes = _together(plan)
+  return dataclasses.replace(spec, lanes=lanes or spec.lanes), lanes > 0
 
 
 def _together(plan: RolloutPlan) -> int:
