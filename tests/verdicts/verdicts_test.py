@@ -94,7 +94,7 @@ def test_only_the_extra_brings_the_puzzles_and_their_compiler():
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Mixtures and sets, which are those of domains.
-DATA = "presets public suite suite_puzzles suite_rows".split()
+DATA = "arithmetic presets public suite suite_puzzles suite_rows".split()
 OUTSIDE = [
   path
   for folder in ("brorl_jax", "configs")
