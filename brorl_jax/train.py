@@ -177,6 +177,7 @@ def train(
         make_stages(step + 1), step + 1, old, credit.progress, key, update
       )
     (state, updated), update_s = update()
+    metrics.trim()
 
     scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update_s, "data/tokens_total": progress.tokens}
@@ -213,7 +214,7 @@ def _sample(
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
-  return collect(
+  sampled = collect(
     lambda feed: stages.rollouts(params, feed, key),
     lambda *rollouts: stages.scores(step, *rollouts),
     stages.informative,
@@ -223,6 +224,8 @@ def _sample(
     plan=stages.plan,
     meanwhile=meanwhile,
   )
+  metrics.trim()
+  return sampled
 
 
 def _record_events(
@@ -244,6 +247,7 @@ def _evaluated(
   step: int, state: Any, progress: RunState, recorder: StepRecorder
 ) -> tuple[RunState, float]:
   score = recorder.evaluate(step, state.params)
+  metrics.trim()
   return run_state.evaluated(progress, score), score
 
 

@@ -67,13 +67,13 @@ _NUMBER = re.compile(r"-?\d+")
 # Task, smallest and largest number, and problems: to train on, held out, and a
 # harder side to look at only.
 _TRAIN = (
-  ("sums", 11, 99, 200),
-  ("differences", 11, 99, 200),
-  ("products", 2, 12, 100),
+  ("sums", 11, 99, 340),
+  ("differences", 11, 99, 50),
+  ("products", 2, 12, 110),
 )
 _HELDOUT = (
-  ("sums", 11, 99, 16),
-  ("differences", 11, 99, 16),
+  ("sums", 11, 99, 44),
+  ("differences", 11, 99, 8),
   ("products", 2, 12, 12),
 )
 _HARDER = (
