@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import functools
+import json
 import re
 import shutil
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ from messages import refuses
 from one_step import resolved
 
 from brorl_jax import config
+from brorl_jax.configs import n512
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.learner.packing import Layout
-from brorl_jax.main import plan, train
+from brorl_jax.main import plan, settings, train
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE
 from brorl_jax.model import huggingface, spec, tokenizer
@@ -595,3 +597,22 @@ def test_a_plan_is_that_of_the_machine_it_is_for(capsys, fields, dtypes):
     plan.run(plan.resolved(c))
     said.append(capsys.readouterr().out)
   assert said[0] == said[1] != said[2]
+
+
+def test_sixty_four_rollouts_of_a_language_model_fit_a_laptop(tmp_path):
+  """Of SmolLM2-135M: 2.2 GB of parameters, moments and a gradient."""
+  sizes = dict(
+    model_type="llama", hidden_act="silu", hidden_size=576,
+    intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3, max_position_embeddings=8192, rope_theta=1e5,
+    rms_norm_eps=1e-5, vocab_size=49152, tie_word_embeddings=True,
+  )  # fmt: skip
+  (tmp_path / "config.json").write_text(json.dumps(sizes))
+  c = n512.get_config("tiny")
+  c.policy.checkpoint = str(tmp_path)
+  c.sampling.n, c.sampling.samples = 16, 64
+  machine = described(dataclasses.replace(CPU, memory_bytes=23 * 2**30))
+  (phase,) = resolve.resolve(settings.typed(c), machine).phases
+  plans = phase.memory
+  assert plans.rollouts.total_bytes < 3e9 and plans.update.need < 4.5e9
+  assert plans.heldout.only(32).total_bytes < 5e9
