@@ -26,7 +26,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from brorl_jax.many import processes
-from brorl_jax.runs import folder, intact, lines
+from brorl_jax.runs import folder, intact, lines, metrics
 
 _LEAVE_S = 20  # for the last save, where a process of many has failed
 # Of a save: a slow disk ends no run, and orbax's wall clock may jump.
@@ -59,6 +59,7 @@ class Store:
   """The steps of one run; `good` is the newest that was verified on disk."""
 
   good: int | None = None
+  _largest = 0  # bytes of an array
 
   def __init__(
     self,
@@ -106,8 +107,9 @@ class Store:
     # One save at a time: a second would need the host's memory twice.
     self.wait()
     state = self._part(state)
-    size = sum(x.nbytes for x in jax.tree.leaves(state))
-    if _on_cpu() and processes.alone() and size > _MUCH:
+    sizes = _sizes(state)
+    self._largest = max(sizes)
+    if _on_cpu() and processes.alone() and sum(sizes) > _MUCH:
       self._written.clear()
     else:
       state = jax.tree.map(_own_copy, state)
@@ -154,7 +156,7 @@ class Store:
       later = [s for s in reversed(saved) if s > back]
       passed = [(s, f"--from_step={back}") for s in later]
       saved = [_find(self._directory, back)]
-    newest = len(passed)
+    newest, self._largest = len(passed), max(_sizes(self._part(like)))
     for step in reversed(saved):
       try:
         if (why := lacks(step)) is not None:
@@ -205,10 +207,12 @@ class Store:
         manager.wait_until_finished()
       finally:
         self._written.set()
+        metrics.trim()
       manager.check_for_errors()
       compare(self._directory / str(step), like, extra)
     # Not before the comparison: until then only the older step is known whole.
     self.good = step
+    metrics.trim()
     self._prune(step)
 
   def _prune(self, step: int) -> None:
@@ -263,7 +267,9 @@ class Store:
     if self._manager is None:
       # What is written at a time is held twice more until it is compressed; on
       # a CPU that is memory of the run: 3.4 GB of 135M parameters without this.
-      at_once = 1 if _on_cpu() else 96  # GB, the default of orbax
+      # orbax refuses an array that is not smaller; 96 GB are its default.
+      few = max(2 * self._largest, _MUCH)
+      at_once: Any = few * 1e-9 if _on_cpu() else 96
       self._manager = ocp.CheckpointManager(
         self._directory,
         item_handlers={
@@ -339,6 +345,10 @@ def _own_copy(x: Any) -> Any:
   if isinstance(x, np.ndarray):
     return x.copy()
   return jax.numpy.copy(x) if isinstance(x, jax.Array) and _on_cpu() else x
+
+
+def _sizes(state: PyTree) -> list[int]:
+  return [x.size * x.dtype.itemsize for x in jax.tree.leaves(state)]
 
 
 def _on_cpu() -> bool:
