@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, PyTree
 
+from brorl_jax.many import processes
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
 from brorl_jax.runs import checkpoints, metrics, run_state
@@ -177,8 +178,7 @@ def train(
         make_stages(step + 1), step + 1, old, credit.progress, key, update
       )
     (state, updated), update_s = update()
-    metrics.trim()
-
+    processes.trim()
     scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update_s, "data/tokens_total": progress.tokens}
     scalars["data/samples_total"] = progress.samples
@@ -224,7 +224,7 @@ def _sample(
     plan=stages.plan,
     meanwhile=meanwhile,
   )
-  metrics.trim()
+  processes.trim()
   return sampled
 
 
@@ -247,7 +247,7 @@ def _evaluated(
   step: int, state: Any, progress: RunState, recorder: StepRecorder
 ) -> tuple[RunState, float]:
   score = recorder.evaluate(step, state.params)
-  metrics.trim()
+  processes.trim()
   return run_state.evaluated(progress, score), score
 
 

@@ -6,8 +6,8 @@ The config that we recommend where some prompts are hard: a prompt that is
 solved takes 16 rollouts, and one that is nearly hopeless 512. Advantages weigh
 by counts (MaxRL), without which N protects few prompts.
 
-16 prompts per step of hard prompts, and 128 with the presets of `n512.py`,
-whose other fields these are.
+16 prompts per step of hard prompts, 12 of `smollm2` (.131 -> .578 in 28,000
+rollouts), 128 with other presets of `n512.py`, whose other fields these are.
 """
 
 from brorl_jax.configs import base, presets

@@ -22,19 +22,16 @@ QWEN25 = dict(
   torch_dtype="bfloat16", bos_token_id=151643, eos_token_id=151643,
 )  # fmt: skip
 
-
 DISTILLED = QWEN25 | dict(
   rope_theta=10000, sliding_window=4096, max_window_layers=21,
   tie_word_embeddings=False,
 )  # fmt: skip
-
 
 QWEN25_LONG = QWEN25 | dict(
   rope_scaling=dict(
     type="yarn", factor=4.0, original_max_position_embeddings=32768
   )
 )
-
 
 QWEN3 = dict(
   architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_act="silu",
@@ -46,7 +43,6 @@ QWEN3 = dict(
   tie_word_embeddings=True, torch_dtype="bfloat16",
 )  # fmt: skip
 
-
 QWEN3_MOE = QWEN3 | dict(
   architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe",
   hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
@@ -55,7 +51,6 @@ QWEN3_MOE = QWEN3 | dict(
   decoder_sparse_step=1, mlp_only_layers=[], tie_word_embeddings=False,
   output_router_logits=False, router_aux_loss_coef=0.001,
 )  # fmt: skip
-
 
 LLAMA31 = dict(
   architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu",
@@ -70,7 +65,6 @@ LLAMA31 = dict(
   pretraining_tp=1, torch_dtype="bfloat16", eos_token_id=[128001, 128009],
 )  # fmt: skip
 
-
 MISTRAL = dict(
   architectures=["MistralForCausalLM"], model_type="mistral",
   hidden_act="silu", hidden_size=4096, intermediate_size=14336,
@@ -79,7 +73,6 @@ MISTRAL = dict(
   rope_theta=10000.0, sliding_window=4096, tie_word_embeddings=False,
   torch_dtype="bfloat16",
 )  # fmt: skip
-
 
 GEMMA2 = dict(
   architectures=["Gemma2ForCausalLM"], model_type="gemma2",
@@ -91,7 +84,6 @@ GEMMA2 = dict(
   max_position_embeddings=8192, rms_norm_eps=1e-6, rope_theta=10000.0,
   sliding_window=4096, sliding_window_size=4096, torch_dtype="float32",
 )  # fmt: skip
-
 
 GEMMA3 = dict(
   architectures=["Gemma3ForCausalLM"], model_type="gemma3_text",
@@ -105,10 +97,8 @@ GEMMA3 = dict(
   torch_dtype="bfloat16",
 )  # fmt: skip
 
-
 # As inside of the larger ones, which see pictures.
 GEMMA3_LONG = GEMMA3 | dict(rope_scaling=dict(rope_type="linear", factor=8.0))
-
 
 SMALL_QWEN = Policy(
   vocab=151936, width=1536, layers=28, heads=12, kv_heads=2, head_size=128,
@@ -116,13 +106,11 @@ SMALL_QWEN = Policy(
   qkv_bias=True,
 )  # fmt: skip
 
-
 SMALL_QWEN3 = Policy(
   vocab=151936, width=1024, layers=28, heads=16, kv_heads=8, head_size=128,
   mlp=3072, rope=Rope(1e6), norm_eps=1e-6, tied=True, max_positions=40960,
   qk_norm=True,
 )  # fmt: skip
-
 
 SMALL_GEMMA3 = Policy(
   vocab=262144, width=1152, layers=26, heads=4, kv_heads=1, head_size=256,
@@ -132,7 +120,6 @@ SMALL_GEMMA3 = Policy(
   activation="gelu_tanh", embed_scale=1152**0.5, norm_offset=1.0,
   post_norms=True,
 )  # fmt: skip
-
 
 HUB = {
   "qwen2.5": (QWEN25, SMALL_QWEN),
@@ -216,7 +203,6 @@ QWEN = dict(
   hidden_act="silu", max_position_embeddings=512, rms_norm_eps=1e-5,
   rope_theta=1e4, tie_word_embeddings=False,
 )  # fmt: skip
-
 
 GONE = ...  # this field is not there
 

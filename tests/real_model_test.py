@@ -29,7 +29,9 @@ from messages import mentions
 from small_decoders import fits
 
 import brorl_jax as bj
+from brorl_jax.config.run import LORA_LAYERS
 from brorl_jax.main import export
+from brorl_jax.model import adapters, huggingface
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
 from brorl_jax.rollout import sampler
 
@@ -80,9 +82,10 @@ def asked(text):
   return ids, *left_pad(ids, 48)
 
 
-def logits(text):
+def logits(text, policy=None, params=None):
   rows = map(jnp.asarray, asked(text)[1:])
-  return jax.jit(text.policy.logits)(text.params, *rows)
+  own = text.params if params is None else params
+  return jax.jit((policy or text.policy).logits)(own, *rows)
 
 
 @pytest.mark.ci
@@ -298,3 +301,26 @@ def test_what_a_run_leaves_is_read_by_transformers(run, text, tmp_path):
 
 def test_policy_is_transformers(text, directory):
   require_same(text, directory)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers
+def test_an_adapter_of_the_model(text, directory, tmp_path):
+  policy = adapters.adapted(text.policy, 16, 32.0, LORA_LAYERS)
+  begin = adapters.init(policy, text.params["blocks"], jax.random.key(0))
+  of = lambda adapter: adapters.join(adapter, text.params)
+  base = logits(text)
+  np.testing.assert_array_equal(logits(text, policy, of(begin)), base)
+  noise = np.random.default_rng(0).normal
+  some = lambda x: x + 0.03 * noise(size=x.shape).astype(np.float32)
+  params = of(jax.tree.map(some, begin))
+  got = logits(text, policy, params)
+  far = lambda other: jnp.abs(got - other).max() / jnp.abs(got).max()
+  assert far(logits(text, params=adapters.merged(policy, params))) < 1e-5
+  assert far(base) > 0.01
+  at = tmp_path / "adapter"
+  huggingface.save_adapter(at, policy, params, base=str(directory))
+  torch, peft = map(pytest.importorskip, ("torch", "peft"))
+  theirs = peft.AutoPeftModelForCausalLM.from_pretrained(at)
+  ids = torch.tensor(asked(text)[0][:1])
+  got = got[:1, -ids.shape[1] :]
+  assert far(theirs(ids).logits.detach().numpy()) < 3e-5

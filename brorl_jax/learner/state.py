@@ -64,8 +64,11 @@ def saved(state: State) -> State:
 
 
 def restored(state: State, like: State) -> State:
-  """A state of what was `saved` of it, and the base of another."""
-  params = adapters.join(state.params, adapters.split(like.params)[1])
+  """What was `saved`, with the base of another state, whose rest is deleted."""
+  trained, base = adapters.split(like.params)
+  for x in jax.tree.leaves(dataclasses.replace(like, params=trained)):
+    x.delete()
+  params = adapters.join(state.params, base)
   return dataclasses.replace(state, params=params)
 
 

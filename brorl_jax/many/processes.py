@@ -55,6 +55,14 @@ def cores() -> Collection[int]:
   return usable(0) if usable else range(os.cpu_count() or 1)
 
 
+def trim() -> None:
+  """Gives what this process freed to the system: 2.7 of 5.3 GB after the first
+  sampling of a policy of 135M parameters.
+  """
+  if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # of glibc
+    libc.malloc_trim(0)
+
+
 def start(
   coordinator: str | None, count: int | None, index: int | None
 ) -> None:

@@ -26,7 +26,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from brorl_jax.many import processes
-from brorl_jax.runs import folder, intact, lines, metrics
+from brorl_jax.runs import folder, intact, lines
 
 _LEAVE_S = 20  # for the last save, where a process of many has failed
 # Of a save: a slow disk ends no run, and orbax's wall clock may jump.
@@ -59,7 +59,7 @@ class Store:
   """The steps of one run; `good` is the newest that was verified on disk."""
 
   good: int | None = None
-  _largest = 0  # bytes of an array
+  _few: Any = 96  # see `_few`
 
   def __init__(
     self,
@@ -107,9 +107,8 @@ class Store:
     # One save at a time: a second would need the host's memory twice.
     self.wait()
     state = self._part(state)
-    sizes = _sizes(state)
-    self._largest = max(sizes)
-    if _on_cpu() and processes.alone() and sum(sizes) > _MUCH:
+    self._few, size = _few(state), sum(x.nbytes for x in jax.tree.leaves(state))
+    if _on_cpu() and processes.alone() and size > _MUCH:
       self._written.clear()
     else:
       state = jax.tree.map(_own_copy, state)
@@ -156,7 +155,7 @@ class Store:
       later = [s for s in reversed(saved) if s > back]
       passed = [(s, f"--from_step={back}") for s in later]
       saved = [_find(self._directory, back)]
-    newest, self._largest = len(passed), max(_sizes(self._part(like)))
+    newest, self._few = len(passed), _few(self._part(like))
     for step in reversed(saved):
       try:
         if (why := lacks(step)) is not None:
@@ -171,7 +170,9 @@ class Store:
       processes.gather(None)  # nobody continues before they are moved
       self.good = step
       self._prune(step)  # a kill after the last save leaves what it deletes
-      return self._whole(state, like), progress
+      state = self._whole(state, like)
+      processes.trim()  # also of what was deleted of `like`
+      return state, progress
     if not saved:
       return None
     step, why = passed[newest]
@@ -207,12 +208,12 @@ class Store:
         manager.wait_until_finished()
       finally:
         self._written.set()
-        metrics.trim()
+        processes.trim()
       manager.check_for_errors()
       compare(self._directory / str(step), like, extra)
     # Not before the comparison: until then only the older step is known whole.
     self.good = step
-    metrics.trim()
+    processes.trim()
     self._prune(step)
 
   def _prune(self, step: int) -> None:
@@ -265,15 +266,10 @@ class Store:
     if not needed.is_dir():
       raise ValueError(f"{needed} was removed during the run")
     if self._manager is None:
-      # What is written at a time is held twice more until it is compressed; on
-      # a CPU that is memory of the run: 3.4 GB of 135M parameters without this.
-      # orbax refuses an array that is not smaller; 96 GB are its default.
-      few = max(2 * self._largest, _MUCH)
-      at_once: Any = few * 1e-9 if _on_cpu() else 96
       self._manager = ocp.CheckpointManager(
         self._directory,
         item_handlers={
-          "state": ocp.StandardCheckpointHandler(save_concurrent_gb=at_once),
+          "state": ocp.StandardCheckpointHandler(save_concurrent_gb=self._few),
           "extra": ocp.JsonCheckpointHandler(),
         },
         options=ocp.CheckpointManagerOptions(
@@ -347,8 +343,13 @@ def _own_copy(x: Any) -> Any:
   return jax.numpy.copy(x) if isinstance(x, jax.Array) and _on_cpu() else x
 
 
-def _sizes(state: PyTree) -> list[int]:
-  return [x.size * x.dtype.itemsize for x in jax.tree.leaves(state)]
+def _few(state: PyTree) -> Any:
+  """GB of arrays that orbax handles at a time, and holds twice more (without it
+  3.4 of 135M parameters on a CPU); one that is not smaller is refused.
+  """
+  each = (x for x in jax.tree.leaves(state) if x is not ocp.PLACEHOLDER)
+  largest = max((x.size * x.dtype.itemsize for x in each), default=0)
+  return max(2 * largest, _MUCH) * 1e-9 if _on_cpu() else 96
 
 
 def _on_cpu() -> bool:
@@ -451,7 +452,8 @@ def _parts(like: PyTree, names: Collection[str]) -> Iterator[list[str]]:
 
 def _arrays(where: pathlib.Path, item: PyTree, how: PyTree, **more: Any):
   args = ocp.args.PyTreeRestore(item=item, restore_args=how, **more)
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+  handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=_few(item))
+  with ocp.Checkpointer(handler) as reader:
     return reader.restore(where / "state", args=args)
 
 

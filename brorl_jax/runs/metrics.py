@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import ctypes
 import math
 import pathlib
 import resource
@@ -27,7 +26,6 @@ from brorl_jax.types import Groups, Rollouts, Scores
 
 T = TypeVar("T")
 
-_LIBC = ctypes.CDLL(None)
 # Longer runs may take ten steps a second; a line a second is shown of them.
 _FEW_STEPS = 200
 # Metrics shown on the terminal; the files have all of them.
@@ -246,16 +244,6 @@ def peak_bytes() -> int:
     return stats["peak_bytes_in_use"]
   unit = 1 if sys.platform == "darwin" else 1024
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def trim() -> None:
-  """Returns freed memory of this process to the system, where it can (glibc).
-
-  Threads of XLA free buffers of megabytes, which the allocator would keep: 2.7
-  of 5.3 GB after the first sampling of a policy of 135M parameters.
-  """
-  if hasattr(_LIBC, "malloc_trim"):
-    _LIBC.malloc_trim(0)
 
 
 class Clock(NamedTuple):

@@ -1,6 +1,8 @@
 """Tests of many/processes.py: alone, and two real ones on this machine."""
 
+import ctypes
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -196,3 +198,21 @@ def test_an_abort_for_another_reason_stays_one():
   statuses, said = two("aborts1")
   assert statuses[1] == -signal.SIGABRT
   assert "has ended" not in said[1]
+
+
+def test_freed_memory_goes_back_to_the_system():
+  c, statm = ctypes.CDLL(None), pathlib.Path("/proc/self/statm")
+  if not hasattr(c, "malloc_trim"):
+    pytest.skip("not of glibc")
+  c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+  blocks = [c.malloc(2**16) for _ in range(4000)]  # below the mmap threshold
+  for block in blocks:
+    ctypes.memset(block, 1, 2**16)
+  for block in blocks[:-1]:  # the last holds the heap's end
+    c.free(block)
+  kept = int(statm.read_text().split()[1])
+  processes.trim()
+  assert (
+    kept - int(statm.read_text().split()[1]) > 2**27 // resource.getpagesize()
+  )
+  c.free(blocks[-1])

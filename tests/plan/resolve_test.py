@@ -3,12 +3,12 @@
 import dataclasses
 import datetime
 import functools
-import json
 import re
 import shutil
 from types import SimpleNamespace
 
 import configured
+import hub_configs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -601,13 +601,12 @@ def test_a_plan_is_that_of_the_machine_it_is_for(capsys, fields, dtypes):
 
 def test_sixty_four_rollouts_of_a_language_model_fit_a_laptop(tmp_path):
   """Of SmolLM2-135M: 2.2 GB of parameters, moments and a gradient."""
-  sizes = dict(
-    model_type="llama", hidden_act="silu", hidden_size=576,
-    intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-    num_key_value_heads=3, max_position_embeddings=8192, rope_theta=1e5,
-    rms_norm_eps=1e-5, vocab_size=49152, tie_word_embeddings=True,
+  sizes = hub_configs.LLAMA31 | dict(
+    hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+    num_attention_heads=9, num_key_value_heads=3, vocab_size=49152,
+    tie_word_embeddings=True,
   )  # fmt: skip
-  (tmp_path / "config.json").write_text(json.dumps(sizes))
+  hub_configs.written(tmp_path, sizes)
   c = n512.get_config("tiny")
   c.policy.checkpoint = str(tmp_path)
   c.sampling.n, c.sampling.samples = 16, 64

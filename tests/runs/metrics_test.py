@@ -1,13 +1,11 @@
 """Tests of brorl_jax/runs/metrics.py."""
 
-import ctypes
 import dataclasses
 import math
 import os
 import threading
 import time
 import types
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -387,22 +385,3 @@ def test_compiling_is_counted_once_and_only_where_it_is_asked_for():
   with pytest.raises(KeyError), metrics.counting():
     raise KeyError
   assert monitoring.get_event_duration_listeners() == before
-
-
-@pytest.mark.skipif(
-  not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not of glibc"
-)
-def test_freed_memory_goes_back_to_the_system():
-  c = ctypes.CDLL(None)
-  c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-  page = os.sysconf("SC_PAGE_SIZE")
-  resident = lambda: page * int(Path("/proc/self/statm").read_text().split()[1])
-  blocks = [c.malloc(2**16) for _ in range(4000)]  # below the mmap threshold
-  for block in blocks:
-    ctypes.memset(block, 1, 2**16)
-  for block in blocks[:-1]:  # the last holds the heap's end
-    c.free(block)
-  kept = resident()
-  metrics.trim()
-  assert kept - resident() > 2**27
-  c.free(blocks[-1])

@@ -24,7 +24,7 @@ NOT_INNER = {"honest_temporary_file", "honest_threads", "honest_stdio_thread"}
 # One for each way out, and some that are honest; CI runs all of them.
 DESK = set(
   "abstract check_forged disk_full exit_at_import fork_forever forged_results "
-  "honest_check honest_plain honest_stdio kills links memory_creeps mounts "
+  "honest_check honest_deep honest_stdio kills links memory_creeps mounts "
   "new_namespaces output_flood patched_builtins privileges reads_secrets tcp "
   "writes_outside".split()
 )
