@@ -170,9 +170,7 @@ class Store:
       processes.gather(None)  # nobody continues before they are moved
       self.good = step
       self._prune(step)  # a kill after the last save leaves what it deletes
-      state = self._whole(state, like)
-      processes.trim()  # also of what was deleted of `like`
-      return state, progress
+      return self._whole(state, like), progress
     if not saved:
       return None
     step, why = passed[newest]
@@ -213,10 +211,10 @@ class Store:
       compare(self._directory / str(step), like, extra)
     # Not before the comparison: until then only the older step is known whole.
     self.good = step
-    processes.trim()
     self._prune(step)
 
   def _prune(self, step: int) -> None:
+    processes.trim()
     with self._one_line_errors(step):
       gone = list[int]()
       if processes.leads():

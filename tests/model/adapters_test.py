@@ -196,7 +196,8 @@ def test_a_checkpoint_holds_the_adapter_alone(tmp_path):
   trained = adapters.split(state.params)[0]
   # With the moments, and two counts.
   assert sum(map(math.prod, sizes)) == 3 * numbers(trained) + 2
-  got, _ = open_store().restore(begun(start(1)))
+  got, _ = open_store().restore(like := begun(start(1)))
+  assert all(x.is_deleted() for x in jax.tree.leaves(like.opt))
   chex.assert_trees_all_equal(got, state)
   other = adapted(POLICY, rank=2).init(jax.random.key(0))
   with refuses(checkpoints.Unusable, "blocks/down/lora_a is ... but this run"):
