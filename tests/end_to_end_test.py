@@ -396,7 +396,7 @@ def test_a_run_of_lora_resumes_and_is_exported(start, tmp_path):
   policy, params = huggingface.load(tmp_path / "out")
   loaded = brorl_jax.load(str(whole))
   assert loaded.policy == policy and loaded.step == 4
-  chex.assert_trees_all_equal(loaded.params, params)
+  chex.assert_trees_all_close(loaded.params, params, atol=1e-7)  # two merges
   moved = params["blocks"]["q"]["kernel"]
   path = base / "model.safetensors"
   before = huggingface.load(base)[1]["blocks"]["q"]["kernel"]
