@@ -229,11 +229,10 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   odd_lines(data)
   small = dict(steps=4, save_every=2, eval_every=2, phases="()", kl_weight=0.0)
   small |= {
-    "data.files": data,
-    "data.fields": "prompt:question",
+    "data.files": data, "data.fields": "prompt:question", "reset_to": "latest",
     "data.heldout_one_in": 4,
     "reward.verifier": f"('{file}:score', '{file}:group')",
-  }
+  }  # fmt: skip
   whole, killed = tmp_path / "whole", tmp_path / "killed"
   process = start(whole, **small)
   out, err = process.communicate(timeout=240)
@@ -302,7 +301,7 @@ runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
 )
 def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
   """And the bound is tight: with one trace less it does not run."""
-  fields = {**SMALL, "phases": "()", "steps": 4, "eval_every": 2}
+  fields = {**SMALL, "phases": "()", "steps": 4, "eval_every": 3}
   command = [sys.executable, "-c", BOUNDED, str(spare)]
   command += ["--config=configs/smoke.py", f"--workdir={tmp_path / 'run'}"]
   command += [f"--config.{configured.SHORT[k]}={v}" for k, v in fields.items()]
