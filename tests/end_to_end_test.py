@@ -110,10 +110,11 @@ def lines_of(workdir):
   return path.read_text().count("\n") if path.exists() else 0
 
 
-def stop_after(process, workdir, lines, wait, how):
-  """Sends a signal `wait` seconds after metrics.jsonl has so many lines."""
-  deadline = time.monotonic() + 120
-  while lines_of(workdir) < lines and process.poll() is None:
+def stop_after(process, workdir, lines, wait, how, saved=""):
+  """Signals `wait` s after metrics.jsonl has so many lines, a step is saved."""
+  deadline, there = time.monotonic() + 120, workdir / "checkpoints" / saved
+  has = lambda: lines_of(workdir) >= lines and there.exists()
+  while not has() and process.poll() is None:
     assert time.monotonic() < deadline
     time.sleep(0.01)
   time.sleep(wait)
@@ -250,11 +251,11 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   for one in shown:  # the text, and not what its tokens would say
     assert one["reward"] - 0.25 <= 1.0
   process = start(killed, **small)
-  stop_after(process, killed, 3, 0.0, signal.SIGKILL)
+  stop_after(process, killed, 3, 0.0, signal.SIGKILL, "2")
   process = start(killed, **small)
   out, err = process.communicate(timeout=240)
   assert process.returncode == 0, err
-  assert "resumes after step " in out
+  assert "resumes after step 2" in out
   assert digest(killed) == digest(whole)
   assert numbers(killed) == numbers(whole)
   file.write_text(REWARD + "# another\n")
@@ -381,11 +382,11 @@ def test_a_run_of_lora_resumes_and_is_exported(start, tmp_path):
   for workdir in (whole, killed):
     process = start(workdir, **small)
     if workdir == killed:
-      stop_after(process, workdir, 3, 0.0, signal.SIGKILL)
+      stop_after(process, workdir, 3, 0.0, signal.SIGKILL, "2")
       process = start(workdir, **small)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-  assert "resumes after step " in out
+  assert "resumes after step 2" in out
   assert digest(killed) == digest(whole) and numbers(killed) == numbers(whole)
   saved = [x for x in digest(whole)[1]["digest"] if x.startswith("params")]
   assert len(saved) == 14 and all("/lora_" in path for path in saved)

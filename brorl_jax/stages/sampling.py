@@ -77,8 +77,7 @@ def _spec(
   this: WithPolicy, plan: RolloutPlan, cut: SamplingParams
 ) -> tuple[RolloutSpec, bool]:
   """What the sampler gets, and whether rollouts share rows."""
-  mesh = sharding.local_mesh(this.mesh)
-  spec = plan.spec(cut, this.text.stop_ids, mesh)
+  spec = plan.spec(cut, this.text.stop_ids, sharding.local_mesh(this.mesh))
   lanes = _together(plan)
   return dataclasses.replace(spec, lanes=lanes or spec.lanes), lanes > 0
 
