@@ -64,11 +64,8 @@ def saved(state: State) -> State:
 
 
 def restored(state: State, like: State) -> State:
-  """What was `saved`, with the base of another state, whose rest is deleted."""
-  trained, base = adapters.split(like.params)
-  for x in jax.tree.leaves(dataclasses.replace(like, params=trained)):
-    x.delete()
-  params = adapters.join(state.params, base)
+  """What was `saved`, with the base of another state."""
+  params = adapters.join(state.params, adapters.split(like.params)[1])
   return dataclasses.replace(state, params=params)
 
 

@@ -138,9 +138,9 @@ class Store:
   ) -> tuple[PyTree, dict[str, Any]] | None:
     """The newest usable step or `from_step`; None if nothing was ever saved.
 
-    Steps that are newer or damaged are moved aside. `like` has arrays, or their
-    shapes and shardings. `lacks(step)` is the reason why the run's other files
-    do not cover a step, which is then not used, or None.
+    Steps that are newer or damaged are moved aside. `like` is deleted before one
+    is read: two states may not fit. `lacks(step)` is the reason why the run's
+    other files do not cover a step, which is then not used, or None.
 
     Raises:
       Unusable: There are steps but none is usable, or the newest whole one has
@@ -155,12 +155,15 @@ class Store:
       later = [s for s in reversed(saved) if s > back]
       passed = [(s, f"--from_step={back}") for s in later]
       saved = [_find(self._directory, back)]
-    newest, self._few = len(passed), _few(self._part(like))
+    part = jax.tree.map(ocp.utils.to_shape_dtype_struct, self._part(like))
+    newest, self._few = len(passed), _few(part)
+    if saved:
+      jax.tree.map(lambda x: x.delete(), self._part(like))
     for step in reversed(saved):
       try:
         if (why := lacks(step)) is not None:
           raise intact.Damage(why)
-        state, progress = self._read(step, self._part(like))
+        state, progress = self._read(step, part)
       except intact.Damage as e:
         passed.append((step, str(e)))
         continue
