@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,11 +109,14 @@ def summary(answers: np.ndarray) -> dict[str, float]:
   }
 
 
-def measured(folder: pathlib.Path) -> dict[str, Any]:
+def measured(
+  folder: pathlib.Path, curve: Iterable[Sequence[Any]] | None = None
+) -> dict[str, Any]:
   """What is kept of a run, by checkpoint from its start on.
 
   "points" has a value of each, "p" the probabilities of all prompts in units of
-  1e-5: of those that are trained, and of their twins.
+  1e-5: of those that are trained, and of their twins. A `curve` has steps, each
+  with the probabilities of right answers on both sides; None: `exact.of_run`.
   """
   about = json.loads((folder / "config.json").read_text())
   log = metrics.read_lines(folder / "metrics.jsonl")
@@ -121,7 +124,7 @@ def measured(folder: pathlib.Path) -> dict[str, Any]:
   samples = [0, *(line["data/samples_total"] for line in log)]
   points: dict[str, list[float]] = {}
   p: dict[str, list[list[int]]] = {"trained": [], "heldout": []}
-  for step, *sides in exact.of_run(folder, POINTS):
+  for step, *sides in curve or exact.of_run(folder, POINTS):
     spent = {"step": step, "samples": samples[step], "busy_s": busy[step]}
     means = summary(sides[0]) | {"heldout": sides[1].sum(axis=1).mean()}
     for name, value in (spent | means).items():

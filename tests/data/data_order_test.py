@@ -108,14 +108,11 @@ def test_any_seed_from_zero_will_do(seed):
   assert Order({"a": 3}, {"a": 0.5}, seed=seed)[10**15][1] in range(3)
 
 
-@pytest.mark.parametrize(
-  "sizes, weights, said",
-  [
-    ({"a": 0}, {"a": 1}, "'a' ... 0 examples"),
-    ({"a": 2**31}, {"a": 1}, "'a' ... 2147483648"),
-    ({"a": 3}, {"a": 0}, "no weight ... positive"),
-  ],
-)
+@pytest.mark.parametrize("sizes, weights, said", [
+  ({"a": 0}, {"a": 1}, "'a' ... 0 examples"),
+  ({"a": 2**31}, {"a": 1}, "'a' ... 2147483648"),
+  ({"a": 3}, {"a": 0}, "no weight ... positive"),
+])  # fmt: skip
 def test_refusals(sizes, weights, said):
   with refuses(ValueError, said):
     Order(sizes, weights, seed=0)

@@ -90,15 +90,12 @@ def test_lengths_of_a_file_are_those_of_the_end_token():
   assert workloads.end_logits([2], 2, vocab=11)[1] > 50
 
 
-@pytest.mark.parametrize(
-  "how, mean",
-  [
-    (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
-    # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
-    (dict(one_in=4), 4 * (1 - 0.75**9)),
-    (dict(), 9),
-  ],
-)
+@pytest.mark.parametrize("how, mean", [
+  (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
+  # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
+  (dict(one_in=4), 4 * (1 - 0.75**9)),
+  (dict(), 9),
+])  # fmt: skip
 def test_invented_lengths_are_those_that_a_policy_would_make(how, mean):
   w = workloads.Workload(workloads.SMALL, prompt=1, new=9, **how)
   lengths = w.drawn(20_000, seed=0)
@@ -219,14 +216,11 @@ def test_a_system_that_dies_is_named(tmp_path):
   assert done.returncode == 1 and "\nerror: the peer ended" in done.stderr
 
 
-@pytest.mark.parametrize(
-  "flags, message",
-  [
-    (["--rounds=0"], "--rounds=0 must be at least 1"),
-    (["--workload", "l1"], "openvino has no update.py"),
-    (["--rounds=10"], "PYTHON=/no/python does not run"),
-  ],
-)
+@pytest.mark.parametrize("flags, message", [
+  (["--rounds=0"], "--rounds=0 must be at least 1"),
+  (["--workload", "l1"], "openvino has no update.py"),
+  (["--rounds=10"], "PYTHON=/no/python does not run"),
+])  # fmt: skip
 def test_the_comparison_refuses_before_it_installs(flags, message):
   command = "bash", ROOT / "launch" / "bench" / "compare.sh", "openvino"
   done = ran(*command, *flags, env=os.environ | {"PYTHON": "/no/python"})
@@ -255,14 +249,11 @@ def test_refuses(flags, message, capsys):
   assert " error: " in last and usage[0].startswith("usage: ")
 
 
-@pytest.mark.parametrize(
-  "content, message",
-  [
-    (b"\n \n", " has no lengths"),
-    (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
-    (b"\xff\xfe", " is not text: "),
-  ],
-)
+@pytest.mark.parametrize("content, message", [
+  (b"\n \n", " has no lengths"),
+  (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
+  (b"\xff\xfe", " is not text: "),
+])  # fmt: skip
 def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
   file = tmp_path / "lengths"
   file.write_bytes(content)

@@ -34,15 +34,12 @@ def test_the_files_of_a_run(tmp_path):
   assert [str(p) for p in damage.files(tmp_path)] == ["b", "eval/a"]
 
 
-@pytest.mark.parametrize(
-  "said, wrong",
-  [
-    ("a\nerror: it is full\n", None),
-    ("a\n", "0 error lines"),
-    ("error: a\nerror: b\n", "2 error lines"),
-    ("Traceback (most recent call last):\nerror: a\n", "a traceback"),
-  ],
-)
+@pytest.mark.parametrize("said, wrong", [
+  ("a\nerror: it is full\n", None),
+  ("a\n", "0 error lines"),
+  ("error: a\nerror: b\n", "2 error lines"),
+  ("Traceback (most recent call last):\nerror: a\n", "a traceback"),
+])  # fmt: skip
 def test_what_a_start_that_failed_must_say(said, wrong):
   assert runs.complaint(said) == wrong
 

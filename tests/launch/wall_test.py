@@ -16,7 +16,7 @@ from ml_collections import config_flags
 from brorl_jax.configs import match, n16, n512, need
 from brorl_jax.main import settings
 from brorl_jax.model import huggingface, tokenizer
-from launch.wall import arms, exact, first, report, run, study, tasks
+from launch.wall import arms, exact, first, language, report, run, study, tasks
 
 ROOT = pathlib.Path(__file__).parents[2]
 HARD = huggingface.locate("embedded:hard")
@@ -92,14 +92,18 @@ def test_the_embedded_prompts_are_hard_for_the_embedded_policy():
     assert line["right"] == twin["right"] and len(line["right"]) == 1
 
 
-@pytest.mark.parametrize("name", arms.ARMS)
-def test_every_arm_is_a_config(name, tmp_path):
-  arm, holder = arms.ARMS[name], flags.FlagValues()
-  argv = ["", *arms.flags(arm, tmp_path, seed=3)]
+def typed(argv):
+  holder, argv = flags.FlagValues(), ["", *argv]
   argv[1] = argv[1].replace("configs", str(ROOT / "configs"))
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
   holder(argv)
-  c = settings.training(holder.config)
+  return settings.training(holder.config)
+
+
+@pytest.mark.parametrize("name", arms.ARMS)
+def test_every_arm_is_a_config(name, tmp_path):
+  arm = arms.ARMS[name]
+  c = typed(arms.flags(arm, tmp_path, seed=3))
   got = c.run.seed, c.advantage.kind, c.run.max_samples, c.sampling.samples
   assert got == (3, arm.kind, arm.rollouts, arm.samples)
   last = c.phases[-1].config
@@ -110,6 +114,62 @@ def test_every_arm_is_a_config(name, tmp_path):
   by_need = arm.n == "need"
   assert last.sampling.n == (512 if by_need else arm.n)
   assert last.sampling.rounds == ((16, 64, 256, 512) if by_need else ())
+
+
+def test_every_arm_of_a_language_model_is_a_config():
+  for name, arm in language.ARMS.items():
+    c = typed(language.flags(arm, "here", seed=3))
+    got = c.run.seed, c.sampling.n, c.sampling.samples // c.sampling.n
+    assert got == (
+      3,
+      512 if "512" in name or "need" in name else 16,
+      arm.prompts,
+    )
+    assert c.sampling.rounds == ((64, 512) if name == "need" else ())
+    assert (c.advantage.kind == "tokens") is ("whitened" in name)
+  assert report.FIRST.keys() == language.ARMS.keys()
+  prompts = exact.lines_of(language.PROMPTS)
+  p = np.array([one["right_of_2048"] for one in prompts]) / 2048
+  assert len(p) > 50 and 1 / 512 <= p.min() and p.max() <= 1 / 16
+
+
+def test_only_prompts_without_a_right_response_are_sampled_more(
+  tmp_path, monkeypatch
+):
+  """Of 2,048 responses those to "0" are never right, of "3" number 700 is, of
+  all others every fourth."""
+  asked, right = [], {"0": (), "3": (700,)}
+
+  def each(prompts, n, *, seed, **how):
+    asked.append((len(prompts), n, seed))
+    for one in prompts:
+      good = right.get(one, range(0, 2048, 4))
+      said = ("7" if 512 * seed + i in good else "8" for i in range(n))
+      yield [SimpleNamespace(text=text) for text in said]
+
+  lines = [{"prompt": x, "answer": "7", "right_of_2048": 4} for x in "031"]
+  made.dump(tmp_path / "prompts", lines)
+  monkeypatch.setattr(language, "PROMPTS", tmp_path / "prompts")
+  load = lambda where: loaded.append(str(where)) or SimpleNamespace(each=each)
+  monkeypatch.setattr(language.brorl_jax, "load", load)
+  for step in ("0", "6"):
+    (tmp_path / "checkpoints" / step).mkdir(parents=True)
+  loaded = []
+  (_, *first), (step, *last) = language.curve(tmp_path, "the base")
+  assert loaded == ["the base", str(tmp_path / "checkpoints" / "6")]
+  np.testing.assert_allclose(first[0][:, 0], 4 / 2048)
+  assert step == 6
+  np.testing.assert_allclose(last[0][:, 0], [0.0, 1 / 1024, 0.25])
+  more = [(64, 8, 0), (3, 64, 0), (2, 512, 0), (2, 512, 1)]
+  assert asked[1:-1] == [*more[1:], (1, 512, 2), (1, 512, 3)]
+  assert asked[0] == asked[-1] == more[0]  # those that are held out
+  about = {"machine": {"devices": ["cpu"], "processor": "P"}}
+  made.dump(tmp_path / "config.json", [about | {"versions": {"jax": "1"}}])
+  line = lambda s: {"step": s, "time/busy_s": s, "data/samples_total": s}
+  made.dump(tmp_path / "metrics.jsonl", [line(s) for s in range(1, 8)])
+  found = arms.measured(tmp_path, language.curve(tmp_path, "the base"))
+  assert found["points"]["busy_s"] == [0, 21] and language.spent(tmp_path) == 28
+  assert found["points"]["dead"] == pytest.approx([0.0, 1 / 3])
 
 
 @pytest.mark.parametrize("of", [n16, n512, need])

@@ -134,14 +134,11 @@ def test_command_runs(run, command, tmp_path):
   assert mode != "report" or "backend" not in said
 
 
-@pytest.mark.parametrize(
-  "flags, status",
-  [
-    (["--help"], 0),
-    (["--config=n512", "--workdir=w", "--config.sampling.n=3"], 2),
-    (["--config=n512", "--workdir=w", "--config.optim.lr=-1"], 2),
-  ],
-)
+@pytest.mark.parametrize("flags, status", [
+  (["--help"], 0),
+  (["--config=n512", "--workdir=w", "--config.sampling.n=3"], 2),
+  (["--config=n512", "--workdir=w", "--config.optim.lr=-1"], 2),
+])  # fmt: skip
 def test_flags_are_read_before_anything_is_loaded(flags, status):
   """Help, and wrong values of a field and between fields, take no second."""
   command = sys.executable, "-X", "importtime", "-m", "brorl_jax.main"

@@ -303,15 +303,12 @@ def test_other_records_are_refused(whole, tmp_path, line, said):
   assert mentions(refusal, f"{path} ... eval/ ... {said}")
 
 
-@pytest.mark.parametrize(
-  "changes, said",
-  [
-    ({"eval_top_p": 0.0}, "config.eval.top_p = 0.0 must be above 0"),
-    ({"checkpoint": "/no/such"}, "'/no/such' ... checkpoint ... directory"),
-    ({"memory_bytes": 10**6}, "evaluations: ... config.devices.memory_bytes"),
-    ({"eval_prompts": 10**4}, "config.eval.prompts = 10000 ... count_primes"),
-  ],
-)
+@pytest.mark.parametrize("changes, said", [
+  ({"eval_top_p": 0.0}, "config.eval.top_p = 0.0 must be above 0"),
+  ({"checkpoint": "/no/such"}, "'/no/such' ... checkpoint ... directory"),
+  ({"memory_bytes": 10**6}, "evaluations: ... config.devices.memory_bytes"),
+  ({"eval_prompts": 10**4}, "config.eval.prompts = 10000 ... count_primes"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_written(
   tmp_path, monkeypatch, changes, said
 ):

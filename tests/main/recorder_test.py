@@ -275,16 +275,13 @@ def start_at(wired, tmp_path, done, **more):
   return recorder
 
 
-@pytest.mark.parametrize(
-  "error, stopped, last, why, status",
-  [
-    (None, False, 60, "done", 0),
-    (None, False, 4, "done: run.max_samples is reached", 0),
-    (None, True, 4, "stopped by SIGTERM or SIGHUP", 75),
-    (UserError("no space"), False, 4, "no space", 2),
-    (OSError(5, "I/O error", "x"), False, 4, "OSError: x: I/O error", 1),
-  ],
-)
+@pytest.mark.parametrize("error, stopped, last, why, status", [
+  (None, False, 60, "done", 0),
+  (None, False, 4, "done: run.max_samples is reached", 0),
+  (None, True, 4, "stopped by SIGTERM or SIGHUP", 75),
+  (UserError("no space"), False, 4, "no space", 2),
+  (OSError(5, "I/O error", "x"), False, 4, "OSError: x: I/O error", 1),
+])  # fmt: skip
 def test_why_a_run_ends_is_recorded(
   wired, tmp_path, error, stopped, last, why, status
 ):

@@ -367,13 +367,10 @@ def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):
   assert found[2]["reason"]
 
 
-@pytest.mark.parametrize(
-  "fields, verdict",
-  [
-    ({"data.fields": "answer:solution", "data.domain": "math"}, "pass"),
-    ({"reward.verifier": ("mine.py:score",)}, None),  # nobody judges here
-  ],
-)
+@pytest.mark.parametrize("fields, verdict", [
+  ({"data.fields": "answer:solution", "data.domain": "math"}, "pass"),
+  ({"reward.verifier": ("mine.py:score",)}, None),  # nobody judges here
+])  # fmt: skip
 def test_a_file_is_read_as_the_run_read_its_own(
   talk, tmp_path, monkeypatch, fields, verdict
 ):

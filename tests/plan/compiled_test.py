@@ -58,15 +58,12 @@ ONE += ("--config.theory.prompts=0",)
 
 
 @LONG
-@pytest.mark.parametrize(
-  "topology, words, copies",
-  [
-    # Hosts that sample by themselves copy the parameters first.
-    pytest.param("h100:1x8", (*FAST, *ONE), 0, marks=[CUDA, pytest.mark.ci]),
-    pytest.param("h100:1x8", FAST, 0, marks=[CUDA, pytest.mark.slow]),
-    pytest.param("v5p:2x2x2", FAST, 1, marks=[TPU, pytest.mark.slow]),
-  ],
-)
+@pytest.mark.parametrize("topology, words, copies", [
+  # Hosts that sample by themselves copy the parameters first.
+  pytest.param("h100:1x8", (*FAST, *ONE), 0, marks=[CUDA, pytest.mark.ci]),
+  pytest.param("h100:1x8", FAST, 0, marks=[CUDA, pytest.mark.slow]),
+  pytest.param("v5p:2x2x2", FAST, 1, marks=[TPU, pytest.mark.slow]),
+])  # fmt: skip
 def test_the_papers_run_fits_machines_not_here(topology, words, copies):
   read = plan(topology, *PLAN, *words)
   assert (read["topology"], read["devices"]) == (topology, 8)

@@ -197,13 +197,10 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   assert tight.heldout.total_bytes <= need
 
 
-@pytest.mark.parametrize(
-  "each, want",
-  [
-    (4, [32, 16, 8]),  # of each of eight families
-    (60, [256, 128, 64]),  # 4096 / 16: no more than training has in flight
-  ],
-)
+@pytest.mark.parametrize("each, want", [
+  (4, [32, 16, 8]),  # of each of eight families
+  (60, [256, 128, 64]),  # 4096 / 16: no more than training has in flight
+])  # fmt: skip
 def test_processes_divide_evaluations(each, want):
   c = config(eval_prompts=each)
   of = lambda count: planned(c, SMALL, Axes(fsdp=4), processes=count)
@@ -260,14 +257,11 @@ def test_a_plan_reads_the_cache_of_the_hub(tmp_path, monkeypatch, capsys):
     assert plan_command.locate(name).name == known.partition("/")[2]
 
 
-@pytest.mark.parametrize(
-  "text, on",
-  [
-    (None, "8 x 1 accelerators\n ... 72.78 GiB"),
-    ("h100:8x8", "64 x 1 accelerators of 8 processes ... 72.78 GiB"),
-    ("v5p:2x2x2", "8 x 1 accelerators of 2 processes ... 95.74 GiB"),
-  ],
-)
+@pytest.mark.parametrize("text, on", [
+  (None, "8 x 1 accelerators\n ... 72.78 GiB"),
+  ("h100:8x8", "64 x 1 accelerators of 8 processes ... 72.78 GiB"),
+  ("v5p:2x2x2", "8 x 1 accelerators of 2 processes ... 95.74 GiB"),
+])  # fmt: skip
 def test_a_preset_for_accelerators_is_planned_for_them(
   text, on, capsys, monkeypatch
 ):

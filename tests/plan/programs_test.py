@@ -81,14 +81,11 @@ def test_a_run_by_hand():
   assert bytes_of([*tree, run.at()(key.shape, key.dtype)]) == 3 * 5 * 4 + 7 + 8
 
 
-@pytest.mark.parametrize(
-  "changes, old, ref",
-  [
-    (dict(minibatches=1, kl_weight=0.0), False, False),
-    (dict(minibatches=2, kl_weight=0.0), True, False),
-    (dict(minibatches=1, kl_weight=0.1), False, True),
-  ],
-)
+@pytest.mark.parametrize("changes, old, ref", [
+  (dict(minibatches=1, kl_weight=0.0), False, False),
+  (dict(minibatches=2, kl_weight=0.0), True, False),
+  (dict(minibatches=1, kl_weight=0.1), False, True),
+])  # fmt: skip
 def test_a_batch_has_the_log_probabilities_that_are_needed(changes, old, ref):
   run = made.run(**changes)
   batch = programs.batch(run, scored=True)

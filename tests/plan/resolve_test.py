@@ -101,16 +101,13 @@ def test_an_advantage_gets_the_numbers_of_its_kind():
   np.testing.assert_array_equal(got, advantages.pass_at_k(reward, k=2))
 
 
-@pytest.mark.parametrize(
-  "changes, correction",
-  [
-    ({"correction": "none"}, None),
-    ({}, Correction("truncated", 0.0, 2.0)),
-    ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
-    ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
-    ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
-  ],
-)
+@pytest.mark.parametrize("changes, correction", [
+  ({"correction": "none"}, None),
+  ({}, Correction("truncated", 0.0, 2.0)),
+  ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
+  ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
+  ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
+])  # fmt: skip
 def test_the_config_becomes_constants_of_the_loss(changes, correction):
   assert functions_of(entropy_weight=0.1, **changes).objective == Objective(
     clip_low=0.2, clip_high=0.28, kl_weight=1e-4, kl_clamp=10.0,
@@ -174,15 +171,12 @@ def test_a_phase_has_functions_of_its_own(file):
 @pytest.mark.parametrize(
   "field", ["loss.kind", "advantage.kind", "filter.keep"]
 )
-@pytest.mark.parametrize(
-  "name, line",
-  [
-    ("ppoo", "'ppoo': unknown"),
-    ("{file}:nothing", "mine.py ... function 'nothing'"),
-    ("nowhere.py:f", "nowhere.py does not exist"),
-    ("{file}:scalar", "mine.py:scalar': returns float32[] for"),
-  ],
-)
+@pytest.mark.parametrize("name, line", [
+  ("ppoo", "'ppoo': unknown"),
+  ("{file}:nothing", "mine.py ... function 'nothing'"),
+  ("nowhere.py:f", "nowhere.py does not exist"),
+  ("{file}:scalar", "mine.py:scalar': returns float32[] for"),
+])  # fmt: skip
 def test_what_is_no_function_is_refused_by_its_field(file, field, name, line):
   with refuses(ValueError, f"config.{field} = ... {line}"):
     functions_of(**{field: name.format(file=file)})
@@ -360,16 +354,13 @@ def test_a_run_keeps_the_memory_that_it_began_with(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize(
-  "fields, most",
-  [
-    ({"n": 16, "samples": 64}, 4),
-    ({"n": 16, "samples": 32 * 16}, 32),
-    ({"n": 16, "samples": 2**14}, 256),  # 4,096 in flight
-    ({"n": 64, "samples": 256, "rounds": (16, 64)}, 4 * 3),
-    ({"n": 512, "samples": 1024, "rounds": (16, 64, 512)}, 2 * 28),
-  ],
-)
+@pytest.mark.parametrize("fields, most", [
+  ({"n": 16, "samples": 64}, 4),
+  ({"n": 16, "samples": 32 * 16}, 32),
+  ({"n": 16, "samples": 2**14}, 256),  # 4,096 in flight
+  ({"n": 64, "samples": 256, "rounds": (16, 64)}, 4 * 3),
+  ({"n": 512, "samples": 1024, "rounds": (16, 64, 512)}, 2 * 28),
+])  # fmt: skip
 def test_no_more_prompts_are_in_flight_than_a_step_needs(fields, most, rows):
   c = one_step.config(**fields, in_flight=4096, blocks=rows)
   most = max(most, rows)
@@ -582,13 +573,10 @@ def test_an_evaluation_goes_on_with_the_step_of_its_own_run(tmp_path):
     assert this.source.step == step
 
 
-@pytest.mark.parametrize(
-  "fields, dtypes",
-  [
-    ({}, ("float32", "bfloat16")),
-    ({"memory_bytes": 10**9, "mesh_fsdp": 16}, ("bfloat16", "float32")),
-  ],
-)
+@pytest.mark.parametrize("fields, dtypes", [
+  ({}, ("float32", "bfloat16")),
+  ({"memory_bytes": 10**9, "mesh_fsdp": 16}, ("bfloat16", "float32")),
+])  # fmt: skip
 def test_a_plan_is_that_of_the_machine_it_is_for(capsys, fields, dtypes):
   small = dict(n=4, samples=64, in_flight=64, rows=1, blocks=16) | fields
   same, other = (one_step.config(dtype=x, **small) for x in dtypes)

@@ -89,14 +89,11 @@ def test_a_wrong_name_is_refused_with_one_that_is_right(text, says):
   assert line.startswith(f"--topology={text}: ") and mentions(line, says), line
 
 
-@pytest.mark.parametrize(
-  "text, found, missing, extra",
-  [
-    ("h100:1x8", [], "jax_cuda12_plugin", "aot-cuda"),
-    ("h200:1x8", ["jax_cuda12_plugin"], "nvidia.cuda_nvcc", "aot-cuda"),
-    ("v5p:2x2x2", ["jax_cuda12_plugin"], "libtpu", "aot-tpu"),
-  ],
-)
+@pytest.mark.parametrize("text, found, missing, extra", [
+  ("h100:1x8", [], "jax_cuda12_plugin", "aot-cuda"),
+  ("h200:1x8", ["jax_cuda12_plugin"], "nvidia.cuda_nvcc", "aot-cuda"),
+  ("v5p:2x2x2", ["jax_cuda12_plugin"], "libtpu", "aot-tpu"),
+])  # fmt: skip
 def test_a_compiler_that_is_missing_is_named(
   told, environment, installed, text, found, missing, extra
 ):
@@ -141,15 +138,12 @@ def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):
   assert environment == {"XLA_FLAGS": "--some"}
 
 
-@pytest.mark.parametrize(
-  "text, fraction, pool, options",
-  [
-    # A GPU's pool is a share of its memory; other programs than those that
-    # were tried on a device are not chosen.
-    ("h100:1x8", ".5", 42_471_489_536, ["xla_gpu_enable_triton_gemm"]),
-    ("v5e:2x4", ".5", 16_911_433_728, []),
-  ],
-)
+@pytest.mark.parametrize("text, fraction, pool, options", [
+  # A GPU's pool is a share of its memory; other programs than those that
+  # were tried on a device are not chosen.
+  ("h100:1x8", ".5", 42_471_489_536, ["xla_gpu_enable_triton_gemm"]),
+  ("v5e:2x4", ".5", 16_911_433_728, []),
+])  # fmt: skip
 def test_what_xla_may_use(monkeypatch, text, fraction, pool, options):
   monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", fraction)
   eight = SimpleNamespace(devices=jax.devices())

@@ -595,17 +595,14 @@ def test_a_run_goes_back_to_a_step_that_can_be_used(run):
   assert checkpoints.steps(run.root / "set_aside/1/checkpoints") == [2, 3]
 
 
-@pytest.mark.parametrize(
-  "scores, newest, every, deleted",
-  [
-    ({0: None, 5: None}, 3, 0, []),
-    ({0: None, 5: None, 10: None, 15: None}, 2, 0, [0, 5]),
-    ({0: 0.1, 5: 0.7, 10: None, 15: 0.6, 20: 0.2}, 1, 0, [0, 10, 15]),
-    ({0: 0.5, 5: 0.5, 10: 0.5, 15: 0.5}, 1, 0, [5, 10]),  # the earliest
-    ({0: -1.0, 5: -2.0, 10: -3.0}, 1, 0, [5]),
-    ({5: None, 10: None, 15: 0.0, 20: None, 25: None}, 1, 10, [5]),
-  ],
-)
+@pytest.mark.parametrize("scores, newest, every, deleted", [
+  ({0: None, 5: None}, 3, 0, []),
+  ({0: None, 5: None, 10: None, 15: None}, 2, 0, [0, 5]),
+  ({0: 0.1, 5: 0.7, 10: None, 15: 0.6, 20: 0.2}, 1, 0, [0, 10, 15]),
+  ({0: 0.5, 5: 0.5, 10: 0.5, 15: 0.5}, 1, 0, [5, 10]),  # the earliest
+  ({0: -1.0, 5: -2.0, 10: -3.0}, 1, 0, [5]),
+  ({5: None, 10: None, 15: 0.0, 20: None, 25: None}, 1, 10, [5]),
+])  # fmt: skip
 def test_what_is_deleted(scores, newest, every, deleted):
   assert checkpoints.superfluous(scores, newest=newest, every=every) == deleted
 

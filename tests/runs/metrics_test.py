@@ -249,14 +249,11 @@ def test_correct_mass_sums_long_responses_exactly():
   np.testing.assert_allclose(got, [0.4**100], rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-  "scalars, names",
-  [
-    ({"a": 1.0, "b": None, "c": 0}, []),
-    ({"a": 1.0, "b": math.nan, "c": math.inf}, ["b", "c"]),
-    ({"a": 1.0, "b": -math.inf}, ["b"]),
-  ],
-)
+@pytest.mark.parametrize("scalars, names", [
+  ({"a": 1.0, "b": None, "c": 0}, []),
+  ({"a": 1.0, "b": math.nan, "c": math.inf}, ["b", "c"]),
+  ({"a": 1.0, "b": -math.inf}, ["b"]),
+])  # fmt: skip
 def test_numbers_that_are_not_finite_become_null_and_are_named(scalars, names):
   good, bad = metrics.only_finite(scalars)
   assert bad == names

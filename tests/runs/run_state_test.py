@@ -20,14 +20,11 @@ def after(c, *steps, progress=START):
   return progress, alarms
 
 
-@pytest.mark.parametrize(
-  "metric, value, guard, bound",
-  [
-    ("rollout/entropy", 0.079, "entropy_low", 0.08),
-    ("policy/kl_ref", 1.1, "kl", 1.0),
-    ("rollout/truncated_fraction", 0.81, "truncated", 0.8),
-  ],
-)
+@pytest.mark.parametrize("metric, value, guard, bound", [
+  ("rollout/entropy", 0.079, "entropy_low", 0.08),
+  ("policy/kl_ref", 1.1, "kl", 1.0),
+  ("rollout/truncated_fraction", 0.81, "truncated", 0.8),
+])  # fmt: skip
 def test_each_bound(metric, value, guard, bound):
   _, alarms = after(Guard(), {}, {}, {metric: value})
   (alarm,) = alarms

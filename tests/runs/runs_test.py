@@ -360,13 +360,10 @@ def test_begin_again_leaves_alone_what_is_no_training_run(run, tmp_path):
 # ------------------------------------------------- what cannot be read at all
 
 
-@pytest.mark.parametrize(
-  "error, words",
-  [
-    (OSError(errno.EIO, "Input/output error", "x"), "Input/output error"),
-    (ValueError("RESOURCE_EXHAUSTED: Out of memory"), "RESOURCE_EXHAUSTED"),
-  ],
-)
+@pytest.mark.parametrize("error, words", [
+  (OSError(errno.EIO, "Input/output error", "x"), "Input/output error"),
+  (ValueError("RESOURCE_EXHAUSTED: Out of memory"), "RESOURCE_EXHAUSTED"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_no_damage(run, monkeypatch, error, words):
   damage_step(run, 12)
   read = checkpoints.read_step
@@ -473,13 +470,10 @@ def test_a_damaged_line_before_whole_ones_is_refused(run):
   assert mentions(run.refused(), f"{path}, line 5 ... step ... 5")
 
 
-@pytest.mark.parametrize(
-  "name, left, back, lacks",
-  [
-    ("eval/curve.jsonl", 2, 6, "eval ... step 8"),
-    ("eval/records.jsonl", 15, 9, "eval ... step 12"),
-  ],
-)
+@pytest.mark.parametrize("name, left, back, lacks", [
+  ("eval/curve.jsonl", 2, 6, "eval ... step 8"),
+  ("eval/records.jsonl", 15, 9, "eval ... step 12"),
+])  # fmt: skip
 def test_evaluations_are_lines_like_others(whole, run, name, left, back, lacks):
   cut_lines(run.dir / name, left)
   run.start()

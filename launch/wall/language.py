@@ -1,0 +1,191 @@
+"""The wall of a language model: which prompts of arithmetic a run leaves.
+
+  python -m launch.wall.language runs/language --policy=FOLDER --seed=0
+  python -m launch.wall.language launch/wall/language_results.json
+
+The first runs every arm of `ARMS` with this seed, one after the other, and
+writes what it found to runs/language/results; repeated, it resumes. FOLDER is
+the model as third_party/models/smollm2.py writes it. A run ends when its steps
+have taken `--cpu_s` CPU-seconds; with a core for each seed (`taskset -c 0`) the
+seeds run side by side. The second prints the tables.
+"""
+
+import argparse
+import itertools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import brorl_jax
+from brorl_jax.configs import arithmetic, presets
+from brorl_jax.runs import checkpoints, metrics
+from launch.wall import arms, exact, report, study
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Their p lies in [1/512, 1/16] by `SAMPLES` responses. A prompt is dead if none
+# of so many is right.
+PROMPTS = pathlib.Path(__file__).with_name("language.jsonl")
+SAMPLES = 2048
+_LONG = 100_000  # steps; the time ends a run
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)  # of pass@1, at which arms are compared
+
+
+class Arm(NamedTuple):
+  """One line of the experiment; all else is that of the preset `smollm2`."""
+
+  n: int
+  prompts: int  # of a step
+  save_every: int  # steps: about half a run of 900 CPU-seconds
+  config: str = "n512"
+  kind: str = "maxrl"  # advantage.kind
+
+
+ARMS = {
+  "n16": Arm(16, 8, 40),
+  "n512": Arm(512, 8, 6),
+  "need": Arm(512, 8, 8, "need"),
+  "n16-8x-prompts": Arm(16, 64, 6),
+  "n512-whitened": Arm(512, 8, 6, kind="tokens"),
+}
+
+
+def flags(arm: Arm, policy: str, *, seed: int) -> list[str]:
+  """The command line of a run, without --workdir."""
+  fields: dict[str, object] = {
+    "policy.checkpoint": policy,
+    "data.files": f"('{PROMPTS}',)",
+    "sampling.samples": arm.n * arm.prompts,
+    "sampling.n": arm.n,
+    "advantage.kind": arm.kind,
+    "run.seed": seed,
+    "run.steps": _LONG,
+    "run.save_every": arm.save_every,
+    "run.keep_checkpoints": _LONG,
+    "eval.every": _LONG,
+    "eval.prompts": 1,
+    "eval.n": 1,
+  }
+  given = [f"--config.{field}={value}" for field, value in fields.items()]
+  return [f"--config=configs/{arm.config}.py:smollm2", *given]
+
+
+def right(
+  policy: Any, prompts: Sequence[Mapping[str, Any]], n: int, seed: int = 0
+) -> np.ndarray:
+  """[P]: how many of n responses to each prompt are right."""
+  asked = [one["prompt"] for one in prompts]
+  said = policy.each(asked, n, temperature=0.6, max_new_tokens=12, seed=seed)
+  of = lambda one, row: sum(arithmetic.score(x.text, one) for x in row)
+  return np.array(list(map(of, prompts, said)))
+
+
+def pass_rates(policy: Any, prompts: Sequence[Mapping[str, Any]]) -> np.ndarray:
+  """[P, 1]: the share of right responses, of 64, or of as many times 512 as it
+  took to get a right one, `SAMPLES` at most.
+  """
+  p = right(policy, prompts, 64) / 64
+  for part in range(
+    SAMPLES // 512
+  ):  # the first 64 of the first are those above
+    never = p == 0.0
+    again = right(policy, [*itertools.compress(prompts, never)], 512, part)
+    p[never] = again / (512 * (part + 1))
+  return p[:, None]
+
+
+def curve(
+  folder: pathlib.Path, policy: str
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """The start and the checkpoints of a run: p of its prompts, and of those that
+  are held out by 8 responses each.
+  """
+  prompts = exact.lines_of(PROMPTS)
+  heldout = exact.lines_of(presets.ARITHMETIC / "heldout.jsonl")
+  start = np.array([[one[f"right_of_{SAMPLES}"]] for one in prompts]) / SAMPLES
+  for step in checkpoints.steps(folder / "checkpoints"):
+    path = folder / "checkpoints" / str(step) if step else policy
+    now = brorl_jax.load(path)
+    p = pass_rates(now, prompts) if step else start
+    yield step, p, right(now, heldout, 8)[:, None] / 8
+
+
+def run(
+  name: str, root: pathlib.Path, *, seed: int, policy: str, cpu_s: float
+) -> None:
+  """One run of an arm, with its result; SystemExit names the log."""
+  folder = root / "runs" / f"{name}-{seed}"
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  log = folder.with_name(f"{folder.name}.log")
+  given = flags(ARMS[name], policy, seed=seed)
+  with log.open("a") as out:
+    process = subprocess.Popen(
+      [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}", *given],
+      cwd=ROOT,
+      stdout=out,
+      stderr=subprocess.STDOUT,
+    )
+    try:
+      while process.poll() is None and spent(folder) < cpu_s:
+        time.sleep(1.0)
+    finally:
+      process.send_signal(signal.SIGTERM)  # it saves, and ends
+      process.wait()
+  if spent(folder) < cpu_s:
+    tail = "\n".join(log.read_text().splitlines()[-3:])
+    raise SystemExit(f"error: {folder} failed; {log} ends with:\n{tail}")
+  found = arms.measured(folder, curve(folder, policy))
+  arms.write(root / "results" / name / f"{seed}.json", found)
+  shutil.rmtree(folder / "checkpoints")  # of 1.6 GB each
+  ended = {k: values[-1] for k, values in found["points"].items()}
+  print(f"{name}, seed {seed}: {ended}", flush=True)
+
+
+def spent(folder: pathlib.Path) -> float:
+  """CPU-seconds of the steps of a run."""
+  path = folder / "metrics.jsonl"
+  log = metrics.read_lines(path) if path.exists() else []
+  return sum(line["time/busy_s"] for line in log)
+
+
+def tables(results: study.Results) -> list[str]:
+  """The arms at equal CPU-seconds, and dead prompts at equal pass@1."""
+  rows = []
+  for name, label in report.FIRST.items():
+    each = [study.at_progress(results[name], level) for level in LEVELS]
+    dead = [x["dead"] if x else None for x in each]
+    rows.append([label, *(report.short(x["mean"]) if x else "" for x in dead)])
+  head = ["dead at pass@1 of", *map(report.short, LEVELS)]
+  return [*report.first_table(results), "", *report.table(head, rows)]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+  parser.add_argument("where", type=pathlib.Path)
+  add = parser.add_argument
+  add("--policy", help="folder of the model; without it the tables are printed")
+  add("--arms", default=",".join(ARMS), help="what to run")
+  add("--seed", type=int, default=0)
+  add("--cpu_s", type=float, default=900.0, help="CPU-seconds of a run")
+  a = parser.parse_args()
+  if a.policy is None:
+    print("\n".join(tables(arms.read(a.where))))
+    return
+  if unknown := {*a.arms.split(",")} - {*ARMS}:
+    known = ", ".join(ARMS)
+    raise SystemExit(f"error: --arms={min(unknown)} is not one of {known}")
+  root, policy = a.where.absolute(), os.path.abspath(a.policy)
+  for name in a.arms.split(","):
+    if not (root / "results" / name / f"{a.seed}.json").exists():
+      run(name, root, seed=a.seed, policy=policy, cpu_s=a.cpu_s)
+
+
+if __name__ == "__main__":
+  main()
