@@ -35,7 +35,7 @@ _NEVER_S = 10**7
 _ON_HOST = ocp.RestoreArgs(restore_type=np.ndarray)
 # On a CPU a larger state is saved without a copy and read back in parts of this
 # size, or of one array: of 135M parameters with moments and a reference it is
-# 2.2 GB. The loop waits if it is to update before they are on disk.
+# 2.2 GB. An update waits for the end of both, or it takes memory beside them.
 _MUCH = 2**28
 
 
@@ -88,8 +88,8 @@ class Store:
     self._threads = concurrent.futures.ThreadPoolExecutor(1, "save")
     self._finish: Callable[[], None] | None = None  # of the last save
     self._over = lambda: True  # whether that would not wait
-    self._written = threading.Event()  # clear while arrays of the loop are read
-    self._written.set()
+    self._idle = threading.Event()  # clear while a large save is not verified
+    self._idle.set()
 
   def save(
     self,
@@ -109,7 +109,7 @@ class Store:
     state = self._part(state)
     self._few, size = _few(state), sum(x.nbytes for x in jax.tree.leaves(state))
     if _on_cpu() and processes.alone() and size > _MUCH:
-      self._written.clear()
+      self._idle.clear()
     else:
       state = jax.tree.map(_own_copy, state)
     record: dict[str, Any] = {"ledger": progress}
@@ -138,9 +138,9 @@ class Store:
   ) -> tuple[PyTree, dict[str, Any]] | None:
     """The newest usable step or `from_step`; None if nothing was ever saved.
 
-    Steps that are newer or damaged are moved aside. `like` is deleted before one
-    is read: two states may not fit. `lacks(step)` is the reason why the run's
-    other files do not cover a step, which is then not used, or None.
+    Steps that are newer or damaged are moved aside. `like` is deleted before
+    one is read: two states may not fit. `lacks(step)` is the reason why the
+    run's other files do not cover a step, which is then not used, or None.
 
     Raises:
       Unusable: There are steps but none is usable, or the newest whole one has
@@ -185,8 +185,8 @@ class Store:
     raise NoWayBack(f"{text}there are also: {listed}")
 
   def release(self) -> None:
-    """Waits until the arrays of the last save are read, so that they may go."""
-    self._written.wait()
+    """Waits until the arrays of the last save may go."""
+    self._idle.wait()
 
   def check(self) -> None:
     """`wait`, but only for a save that is over, the first, or of several."""
@@ -203,17 +203,17 @@ class Store:
       finish()
 
   def _verify(self, step: int, like: PyTree, extra: dict[str, Any]) -> None:
-    with self._one_line_errors(step):
-      manager = self._open()
-      try:
+    try:
+      with self._one_line_errors(step):
+        manager = self._open()
         manager.wait_until_finished()
-      finally:
-        self._written.set()
         processes.trim()
-      manager.check_for_errors()
-      compare(self._directory / str(step), like, extra)
-    # Not before the comparison: until then only the older step is known whole.
-    self.good = step
+        manager.check_for_errors()
+        compare(self._directory / str(step), like, extra)
+      # Not before: until then only the older step is known to be whole.
+      self.good = step
+    finally:
+      self._idle.set()
     self._prune(step)
 
   def _prune(self, step: int) -> None:

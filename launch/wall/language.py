@@ -49,10 +49,10 @@ class Arm(NamedTuple):
 
 
 ARMS = {
-  "n16": Arm(16, 8, 40),
+  "n16": Arm(16, 8, 14),
   "n512": Arm(512, 8, 6),
   "need": Arm(512, 8, 8, "need"),
-  "n16-8x-prompts": Arm(16, 64, 6),
+  "n16-8x-prompts": Arm(16, 64, 2),
   "n512-whitened": Arm(512, 8, 6, kind="tokens"),
 }
 

@@ -133,6 +133,7 @@ def test_a_save_survives_the_donation_of_the_state(run, much, monkeypatch):
     store.save(step, state, {"tokens": step})
     seen[step] = bits(state)
     store.release()
+    assert much or store.good == step
     old, state = state, update(state)
     assert old["w"].is_deleted()
   store.close()
