@@ -144,6 +144,17 @@ def test_a_save_survives_the_donation_of_the_state(run, much, monkeypatch):
     shutil.rmtree(run.folder / str(step))
 
 
+def test_a_save_that_fails_holds_no_update_up(run, monkeypatch):
+  once, change = iter([checkpoints.Store._open]), monkeypatch.setattr
+  change(checkpoints, "_MUCH", 0)
+  change(checkpoints.Store, "_open", lambda self: next(once)(self))
+  store = run.open()
+  store.save(1, state_of(1), {})
+  store.release()
+  with refuses(checkpoints.Unsaved, "checkpoint 1 ... could not be saved"):
+    store.wait()
+
+
 def test_a_mesh_does_not_forget_its_devices(run):
   spread = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec("data"))
   state = {name: jax.device_put(jnp.arange(8.0), spread) for name in "abc"}
