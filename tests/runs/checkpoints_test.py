@@ -153,6 +153,7 @@ def test_a_save_that_fails_holds_no_update_up(run, monkeypatch):
   store.release()
   with refuses(checkpoints.Unsaved, "checkpoint 1 ... could not be saved"):
     store.wait()
+  store.close()
 
 
 def test_a_mesh_does_not_forget_its_devices(run):
