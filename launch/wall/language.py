@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import brorl_jax
@@ -34,6 +35,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # of so many is right.
 PROMPTS = pathlib.Path(__file__).with_name("language.jsonl")
 SAMPLES = 2048
+_TOGETHER = 8  # prompts
 _LONG = 100_000  # steps; the time ends a run
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)  # of pass@1, at which arms are compared
 
@@ -49,10 +51,10 @@ class Arm(NamedTuple):
 
 
 ARMS = {
-  "n16": Arm(16, 8, 14),
+  "n16": Arm(16, 8, 16),
   "n512": Arm(512, 8, 6),
   "need": Arm(512, 8, 8, "need"),
-  "n16-8x-prompts": Arm(16, 64, 2),
+  "n16-8x-prompts": Arm(16, 64, 3),
   "n512-whitened": Arm(512, 8, 6, kind="tokens"),
 }
 
@@ -81,10 +83,30 @@ def right(
   policy: Any, prompts: Sequence[Mapping[str, Any]], n: int, seed: int = 0
 ) -> np.ndarray:
   """[P]: how many of n responses to each prompt are right."""
-  asked = [one["prompt"] for one in prompts]
-  said = policy.each(asked, n, temperature=0.6, max_new_tokens=12, seed=seed)
-  of = lambda one, row: sum(arithmetic.score(x.text, one) for x in row)
-  return np.array(list(map(of, prompts, said)))
+  found, text = [], policy.tokenizer
+  for i in range(0, len(prompts), _TOGETHER):
+    some = prompts[i : i + _TOGETHER]
+    # As many each time, for which programs are compiled.
+    asked = [*some, *[some[0]] * (_TOGETHER - len(some))]
+    # One prompt after the other: slots that are done go on with the next.
+    out = brorl_jax.sample(
+      policy.policy,
+      policy.params,
+      [text.render(policy.posed(one["prompt"])) for one in asked],
+      jax.random.key(seed),
+      n=n,
+      lanes=1,
+      slots=min(n, 128),
+      max_new_tokens=12,
+      temperature=0.6,
+      stop_ids=text.stop_ids,
+    )
+    host = jax.device_get(out)
+    for one, tokens, mask in zip(some, host.tokens, host.mask, strict=False):
+      rows = zip(tokens, mask, strict=True)
+      said = text.decode([ids[keep].tolist() for ids, keep in rows])
+      found.append(sum(arithmetic.score(x, one) for x in said))
+  return np.array(found)
 
 
 def pass_rates(policy: Any, prompts: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -96,7 +118,7 @@ def pass_rates(policy: Any, prompts: Sequence[Mapping[str, Any]]) -> np.ndarray:
     SAMPLES // 512
   ):  # the first 64 of the first are those above
     never = p == 0.0
-    again = right(policy, [*itertools.compress(prompts, never)], 512, part)
+    again = right(policy, [*itertools.compress(prompts, never)], 512, part + 1)
     p[never] = again / (512 * (part + 1))
   return p[:, None]
 
@@ -117,14 +139,10 @@ def curve(
     yield step, p, right(now, heldout, 8)[:, None] / 8
 
 
-def run(
-  name: str, root: pathlib.Path, *, seed: int, policy: str, cpu_s: float
-) -> None:
-  """One run of an arm, with its result; SystemExit names the log."""
-  folder = root / "runs" / f"{name}-{seed}"
+def train(folder: pathlib.Path, given: Sequence[str], cpu_s: float) -> None:
+  """A run until it has spent so much; SystemExit names its log."""
   folder.parent.mkdir(parents=True, exist_ok=True)
   log = folder.with_name(f"{folder.name}.log")
-  given = flags(ARMS[name], policy, seed=seed)
   with log.open("a") as out:
     process = subprocess.Popen(
       [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}", *given],
@@ -141,6 +159,15 @@ def run(
   if spent(folder) < cpu_s:
     tail = "\n".join(log.read_text().splitlines()[-3:])
     raise SystemExit(f"error: {folder} failed; {log} ends with:\n{tail}")
+
+
+def run(
+  name: str, root: pathlib.Path, *, seed: int, policy: str, cpu_s: float
+) -> None:
+  """One run of an arm, with its result."""
+  folder = root / "runs" / f"{name}-{seed}"
+  if spent(folder) < cpu_s:
+    train(folder, flags(ARMS[name], policy, seed=seed), cpu_s)
   found = arms.measured(folder, curve(folder, policy))
   arms.write(root / "results" / name / f"{seed}.json", found)
   shutil.rmtree(folder / "checkpoints")  # of 1.6 GB each

@@ -5,6 +5,7 @@ import pathlib
 import sys
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -136,21 +137,30 @@ def test_every_arm_of_a_language_model_is_a_config():
 def test_only_prompts_without_a_right_response_are_sampled_more(
   tmp_path, monkeypatch
 ):
-  """Of 2,048 responses those to "0" are never right, of "3" number 700 is, of
-  all others every fourth."""
-  asked, right = [], {"0": (), "3": (700,)}
+  """Responses to "0" are never right, to "3" number 1,300 is, to all others
+  every fourth."""
+  asked, right = [], {"0": (), "3": (1300,)}
 
-  def each(prompts, n, *, seed, **how):
-    asked.append((len(prompts), n, seed))
-    for one in prompts:
-      good = right.get(one, range(0, 2048, 4))
-      said = ("7" if 512 * seed + i in good else "8" for i in range(n))
-      yield [SimpleNamespace(text=text) for text in said]
+  def sample(policy, params, ids, key, *, n, **how):
+    seed = int(jax.random.key_data(key)[1])
+    asked.append((len({*ids}), n, seed))
+    good = [right.get(one, range(0, 3000, 4)) for one in ids]
+    of = lambda at: [[7 + (512 * seed + i not in at)] for i in range(n)]
+    tokens = np.array([of(at) for at in good])
+    return SimpleNamespace(tokens=tokens, mask=tokens > 0)
+
+  def load(where):
+    loaded.append(str(where))
+    text = SimpleNamespace(render=str, stop_ids=())
+    text.decode = lambda rows: ["".join(map(str, row)) for row in rows]
+    made = SimpleNamespace(policy=None, params=None, tokenizer=text)
+    made.posed = lambda prompt: prompt
+    return made
 
   lines = [{"prompt": x, "answer": "7", "right_of_2048": 4} for x in "031"]
   made.dump(tmp_path / "prompts", lines)
   monkeypatch.setattr(language, "PROMPTS", tmp_path / "prompts")
-  load = lambda where: loaded.append(str(where)) or SimpleNamespace(each=each)
+  monkeypatch.setattr(language.brorl_jax, "sample", sample)
   monkeypatch.setattr(language.brorl_jax, "load", load)
   for step in ("0", "6"):
     (tmp_path / "checkpoints" / step).mkdir(parents=True)
@@ -158,11 +168,11 @@ def test_only_prompts_without_a_right_response_are_sampled_more(
   (_, *first), (step, *last) = language.curve(tmp_path, "the base")
   assert loaded == ["the base", str(tmp_path / "checkpoints" / "6")]
   np.testing.assert_allclose(first[0][:, 0], 4 / 2048)
-  assert step == 6
+  assert step == 6 and last[1].shape == (64, 1)
   np.testing.assert_allclose(last[0][:, 0], [0.0, 1 / 1024, 0.25])
-  more = [(64, 8, 0), (3, 64, 0), (2, 512, 0), (2, 512, 1)]
-  assert asked[1:-1] == [*more[1:], (1, 512, 2), (1, 512, 3)]
-  assert asked[0] == asked[-1] == more[0]  # those that are held out
+  heldout = [(8, 8, 0)] * 8
+  more = [(3, 64, 0), (2, 512, 1), (2, 512, 2), (1, 512, 3), (1, 512, 4)]
+  assert asked == [*heldout, *more, *heldout]
   about = {"machine": {"devices": ["cpu"], "processor": "P"}}
   made.dump(tmp_path / "config.json", [about | {"versions": {"jax": "1"}}])
   line = lambda s: {"step": s, "time/busy_s": s, "data/samples_total": s}

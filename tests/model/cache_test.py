@@ -252,17 +252,14 @@ def test_int8_tokens_keep_their_own_scale():
 KERNEL = functools.partial(cache.row_kernel, interpret=True)
 
 
-@pytest.mark.parametrize(
-  "z, stored, activations, softcap, atol",
-  [
-    # Odd blocks, many of them in a tile; many tiles in a block.
-    (Sizes(23, 3, 7, 1, 16), "float32", "float32", 1.5, 1e-5),
-    (Sizes(128, 2, 1, 2, 16), "int8", "float32", 0.0, 1e-5),
-    # More heads than a matrix has rows.
-    (Sizes(40, 2, 18, 1, 16), "bfloat16", "bfloat16", 0.0, 2e-2),
-    (Sizes(35, 2, 3, 2, 16), "int8", "bfloat16", 1.5, 2e-2),
-  ],
-)
+@pytest.mark.parametrize("z, stored, activations, softcap, atol", [
+  # Odd blocks, many of them in a tile; many tiles in a block.
+  (Sizes(23, 3, 7, 1, 16), "float32", "float32", 1.5, 1e-5),
+  (Sizes(128, 2, 1, 2, 16), "int8", "float32", 0.0, 1e-5),
+  # More heads than a matrix has rows.
+  (Sizes(40, 2, 18, 1, 16), "bfloat16", "bfloat16", 0.0, 2e-2),
+  (Sizes(35, 2, 3, 2, 16), "int8", "bfloat16", 1.5, 2e-2),
+])  # fmt: skip
 def test_kernel_equals_the_simple_form(z, stored, activations, softcap, atol):
   case = draw(z, stored, activations)
   want = run(cache.row_attention, case, softcap)
@@ -304,14 +301,11 @@ def some_gpu():
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
-@pytest.mark.parametrize(
-  "z, stored, softcap",
-  [
-    (Sizes(64, 3, 1, 2, 16), "bfloat16", 0.0),
-    (Sizes(50, 3, 6, 2, 128), "int8", 3.0),
-    (Sizes(128, 3, 18, 1, 256), "bfloat16", 3.0),
-  ],
-)
+@pytest.mark.parametrize("z, stored, softcap", [
+  (Sizes(64, 3, 1, 2, 16), "bfloat16", 0.0),
+  (Sizes(50, 3, 6, 2, 128), "int8", 3.0),
+  (Sizes(128, 3, 18, 1, 256), "bfloat16", 3.0),
+])  # fmt: skip
 def test_lowers_for_a_gpu_without_one(z, stored, softcap):
   case = shapes(z, stored)
   assert cache.kernel_supports(case.q, case.pool)

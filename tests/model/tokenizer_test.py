@@ -126,15 +126,12 @@ def write(path, text):
   path.write_text(text if isinstance(text, str) else json.dumps(text))
 
 
-@pytest.mark.parametrize(
-  "generation, want",
-  [
-    ({"eos_token_id": 7}, (7,)),
-    ({"eos_token_id": [5, 7]}, (5, 7)),
-    ({"temperature": 0.6}, (2,)),  # as the tokenizer says
-    (None, (2,)),
-  ],
-)
+@pytest.mark.parametrize("generation, want", [
+  ({"eos_token_id": 7}, (7,)),
+  ({"eos_token_id": [5, 7]}, (5, 7)),
+  ({"temperature": 0.6}, (2,)),  # as the tokenizer says
+  (None, (2,)),
+])  # fmt: skip
 def test_stop_ids_are_those_of_the_generation_config(copy, generation, want):
   if generation is not None:
     write(copy / "generation_config.json", generation)
@@ -181,13 +178,10 @@ def refused(directory, message):
     tokenizer.Tokenizer(directory)
 
 
-@pytest.mark.parametrize(
-  "name, text",
-  [
-    *(("tokenizer.json", text) for text in ("", "{}", None)),
-    ("generation_config.json", "{"),
-  ],
-)
+@pytest.mark.parametrize("name, text", [
+  *(("tokenizer.json", text) for text in ("", "{}", None)),
+  ("generation_config.json", "{"),
+])  # fmt: skip
 def test_damaged_files_are_refused_in_one_line(copy, name, text):
   path = copy / name
   path.write_text(path.read_text()[:-100] if text is None else text)

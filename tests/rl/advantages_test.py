@@ -371,14 +371,11 @@ def test_every_kind_is_its_function(kind):
   assert advantages.from_user(function) is function
 
 
-@pytest.mark.parametrize(
-  "function, message",
-  [
-    (lambda reward, valid: reward, "TypeError"),
-    (lambda reward, valid, length: reward[0], r"float32\[6\]"),
-    (lambda reward, valid, length: valid, r"bool\[4,6\]"),
-  ],
-)
+@pytest.mark.parametrize("function, message", [
+  (lambda reward, valid: reward, "TypeError"),
+  (lambda reward, valid, length: reward[0], r"float32\[6\]"),
+  (lambda reward, valid, length: valid, r"bool\[4,6\]"),
+])  # fmt: skip
 def test_an_own_function_of_another_shape_is_refused(function, message):
   with pytest.raises(ValueError, match=message) as error:
     advantages.from_user(function)

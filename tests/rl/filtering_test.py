@@ -53,14 +53,11 @@ def test_every_rule_by_hand(kind):
   assert filtering.from_user(rule) is rule
 
 
-@pytest.mark.parametrize(
-  "function, message",
-  [
-    (lambda reward: reward[:, 0] > 0, "TypeError"),
-    (lambda reward, valid: reward > 0.5, r"bool\[4,6\]"),
-    (lambda reward, valid: reward[:, 0], r"float32\[4\]"),
-  ],
-)
+@pytest.mark.parametrize("function, message", [
+  (lambda reward: reward[:, 0] > 0, "TypeError"),
+  (lambda reward, valid: reward > 0.5, r"bool\[4,6\]"),
+  (lambda reward, valid: reward[:, 0], r"float32\[4\]"),
+])  # fmt: skip
 def test_an_own_rule_of_another_shape_is_refused(function, message):
   with pytest.raises(ValueError, match=message) as error:
     filtering.from_user(function)

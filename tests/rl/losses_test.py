@@ -62,15 +62,12 @@ def test_ppo_matches_hand_computation(ratio, advantage, value, gradient):
   assert float(stats.approx_kl.value) == pytest.approx(k3, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-  "ratio, advantage, value, gradient",
-  [
-    (2.9, -2.0, 5.8, 5.8),  # below the bound: as without
-    (3.1, -2.0, 6.0, 0.0),  # 3 x |A|, and it counts as clipped
-    (0.5, -2.0, 1.6, 0.0),  # by the lower clip
-    (3.1, 2.0, -2.56, 0.0),  # by the upper clip: right answers have no other
-  ],
-)
+@pytest.mark.parametrize("ratio, advantage, value, gradient", [
+  (2.9, -2.0, 5.8, 5.8),  # below the bound: as without
+  (3.1, -2.0, 6.0, 0.0),  # 3 x |A|, and it counts as clipped
+  (0.5, -2.0, 1.6, 0.0),  # by the lower clip
+  (3.1, 2.0, -2.56, 0.0),  # by the upper clip: right answers have no other
+])  # fmt: skip
 def test_dual_clip_by_hand(ratio, advantage, value, gradient):
   *got, stats = one_token(ratio, advantage, dual_clip=3.0)
   np.testing.assert_allclose(got, [value, gradient], rtol=1e-6)

@@ -229,15 +229,12 @@ def test_n_may_be_traced_or_closed_over(unhooked, function):
     jax.jit(function)(2.0)
 
 
-@pytest.mark.parametrize(
-  "wide, off, fine",
-  [
-    (True, 1e-8, False),
-    (True, 1e-12, True),
-    (False, 1e-4, False),
-    (False, 1e-6, True),
-  ],
-)
+@pytest.mark.parametrize("wide, off, fine", [
+  (True, 1e-8, False),
+  (True, 1e-12, True),
+  (False, 1e-4, False),
+  (False, 1e-6, True),
+])  # fmt: skip
 def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
   # Where x64 is off, jax sums float64 in float32.
   p = np.random.default_rng(0).dirichlet(np.ones(30_000))
@@ -253,14 +250,11 @@ def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
         run()
 
 
-@pytest.mark.parametrize(
-  "counts, message",
-  [
-    ([2, 0, 1, 0], "counts sum to 3, not to n = 4"),
-    ([5, -1, 0, 0], "counts = -1"),
-    ([2.0, 2.0, 0.0, 0.0], "counts are float"),
-  ],
-)
+@pytest.mark.parametrize("counts, message", [
+  ([2, 0, 1, 0], "counts sum to 3, not to n = 4"),
+  ([5, -1, 0, 0], "counts = -1"),
+  ([2.0, 2.0, 0.0, 0.0], "counts are float"),
+])  # fmt: skip
 def test_counts_are_integers_that_sum_to_n(unhooked, counts, message):
   args = COUNTED | {"counts": jnp.array(counts)}
   with pytest.raises(ValueError, match=message):

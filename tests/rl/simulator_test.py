@@ -183,15 +183,12 @@ def test_seeds_differ_repeat_and_vmap():
   assert len(np.unique(np.asarray(many.correct_mass[:, -1]))) == 3
 
 
-@pytest.mark.parametrize(
-  "change, message",
-  [
-    (dict(n=0), "n = 0"),
-    (dict(steps=0), "steps = 0"),
-    (dict(correct=0), "correct = 0"),
-    (dict(correct=600), "correct = 600"),
-  ],
-)
+@pytest.mark.parametrize("change, message", [
+  (dict(n=0), "n = 0"),
+  (dict(steps=0), "steps = 0"),
+  (dict(correct=0), "correct = 0"),
+  (dict(correct=600), "correct = 600"),
+])  # fmt: skip
 def test_bad_input_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     sim.simulate(jax.random.key(0), **(SMALL | dict(n=4) | change))
