@@ -11,9 +11,11 @@ seeds run side by side. The second prints the tables.
 """
 
 import argparse
-import itertools
+import collections
+import functools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +29,7 @@ import numpy as np
 
 import brorl_jax
 from brorl_jax.configs import arithmetic, presets
+from brorl_jax.model.tokenizer import left_pad
 from brorl_jax.runs import checkpoints, metrics
 from launch.wall import arms, exact, report, study
 
@@ -36,6 +39,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROMPTS = pathlib.Path(__file__).with_name("language.jsonl")
 SAMPLES = 2048
 _TOGETHER = 8  # prompts
+_TOKENS, _WIDTH, _TEMPERATURE = 12, 64, 0.6  # of training, and of a prompt
+_FORMS = 32
 _LONG = 100_000  # steps; the time ends a run
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)  # of pass@1, at which arms are compared
 
@@ -79,10 +84,10 @@ def flags(arm: Arm, policy: str, *, seed: int) -> list[str]:
   return [f"--config=configs/{arm.config}.py:smollm2", *given]
 
 
-def right(
-  policy: Any, prompts: Sequence[Mapping[str, Any]], n: int, seed: int = 0
-) -> np.ndarray:
-  """[P]: how many of n responses to each prompt are right."""
+def sampled(
+  policy: Any, prompts: Sequence[Mapping[str, Any]], n: int
+) -> list[list[str]]:
+  """n responses to each prompt."""
   found, text = [], policy.tokenizer
   for i in range(0, len(prompts), _TOGETHER):
     some = prompts[i : i + _TOGETHER]
@@ -93,33 +98,88 @@ def right(
       policy.policy,
       policy.params,
       [text.render(policy.posed(one["prompt"])) for one in asked],
-      jax.random.key(seed),
+      jax.random.key(i),
       n=n,
       lanes=1,
       slots=min(n, 128),
-      max_new_tokens=12,
-      temperature=0.6,
+      max_new_tokens=_TOKENS,
+      temperature=_TEMPERATURE,
       stop_ids=text.stop_ids,
     )
     host = jax.device_get(out)
-    for one, tokens, mask in zip(some, host.tokens, host.mask, strict=False):
+    for tokens, mask in zip(host.tokens, host.mask, strict=True):
       rows = zip(tokens, mask, strict=True)
-      said = text.decode([ids[keep].tolist() for ids, keep in rows])
-      found.append(sum(arithmetic.score(x, one) for x in said))
-  return np.array(found)
+      found.append(text.decode([ids[keep].tolist() for ids, keep in rows]))
+  return found[: len(prompts)]
+
+
+def shares(
+  said: Sequence[Sequence[str]], prompts: Sequence[Mapping[str, Any]]
+) -> np.ndarray:
+  """[P]: the share of right responses."""
+  each = zip(said, prompts, strict=True)
+  return np.array(
+    [np.mean([arithmetic.score(x, one) for x in row]) for row, one in each]
+  )
+
+
+def forms(
+  said: Sequence[Sequence[str]], prompts: Sequence[Mapping[str, Any]]
+) -> list[str]:
+  """The most common ways to say a result, such as "{0} + {1} = {result}"."""
+  found = collections.Counter[str]()
+  for row, one in zip(said, prompts, strict=True):
+    for response in row:
+      at = re.search(r"\d+(?=\D*$)", response)  # the last number
+      if at and not {*response} & {*"{}"}:
+        before, after = response[: at.start()], response[at.end() :]
+        for i, number in enumerate(_numbers(one)):
+          before = re.sub(rf"\b{number}\b", f"{{{i}}}", before)
+        found[f"{before}{{result}}{after}"] += 1
+  return [form for form, _ in found.most_common(_FORMS)]
+
+
+def _numbers(one: Mapping[str, Any]) -> list[str]:
+  return re.findall(r"\d+", one["prompt"])
+
+
+def in_forms(
+  policy: Any, one: Mapping[str, Any], forms: Sequence[str]
+) -> float:
+  """The probability that a response is right and has one of these forms."""
+  text, numbers = policy.tokenizer, _numbers(one)
+  known = [x for x in forms if f"{{{len(numbers)}}}" not in x]
+  said = [x.format(*numbers, result=one["answer"]) for x in known]
+  ended = {(*text.encode(x), text.stop_ids[0])[:_TOKENS] for x in said}
+  rows = [[*ids] for ids in sorted(ended)]
+  rows = [x for x in rows if arithmetic.score(text.decode([x])[0], one)]
+  tokens, mask = left_pad([[0]] * _FORMS, _TOKENS)
+  for i, ids in enumerate(rows):
+    tokens[i, : len(ids)], mask[i] = ids, np.arange(_TOKENS) < len(ids)
+  asked = left_pad([text.render(policy.posed(one["prompt"]))], _WIDTH)
+  logp = _logp(policy.policy)(policy.params, *asked, tokens[None])
+  total = np.sum(np.asarray(logp[0], float), axis=1, where=mask)
+  return float(np.exp(total)[: len(rows)].sum())
+
+
+@functools.cache
+def _logp(policy: Any):
+  return jax.jit(
+    lambda *arrays: policy.response_logp(*arrays, temperature=_TEMPERATURE)[0]
+  )
 
 
 def pass_rates(policy: Any, prompts: Sequence[Mapping[str, Any]]) -> np.ndarray:
-  """[P, 1]: the share of right responses, of 64, or of as many times 512 as it
-  took to get a right one, `SAMPLES` at most.
+  """[P, 1]: the share of right responses of 64. If there is none, of `SAMPLES`
+  that are drawn by the probability of the right result in the `forms` in which
+  the prompts were answered: to sample them would take longer than a run.
   """
-  p = right(policy, prompts, 64) / 64
-  for part in range(
-    SAMPLES // 512
-  ):  # the first 64 of the first are those above
-    never = p == 0.0
-    again = right(policy, [*itertools.compress(prompts, never)], 512, part + 1)
-    p[never] = again / (512 * (part + 1))
+  said = sampled(policy, prompts, 64)
+  p, ways = shares(said, prompts), forms(said, prompts)
+  rng = np.random.default_rng(0)
+  for i, one in enumerate(prompts):
+    if not p[i]:
+      p[i] = rng.binomial(SAMPLES, in_forms(policy, one, ways)) / SAMPLES
   return p[:, None]
 
 
@@ -136,7 +196,7 @@ def curve(
     path = folder / "checkpoints" / str(step) if step else policy
     now = brorl_jax.load(path)
     p = pass_rates(now, prompts) if step else start
-    yield step, p, right(now, heldout, 8)[:, None] / 8
+    yield step, p, shares(sampled(now, heldout, 8), heldout)[:, None]
 
 
 def train(folder: pathlib.Path, given: Sequence[str], cpu_s: float) -> None:

@@ -5,7 +5,6 @@ import pathlib
 import sys
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -134,51 +133,64 @@ def test_every_arm_of_a_language_model_is_a_config():
   assert len(p) > 50 and 1 / 512 <= p.min() and p.max() <= 1 / 16
 
 
-def test_only_prompts_without_a_right_response_are_sampled_more(
-  tmp_path, monkeypatch
-):
-  """Responses to "0" are never right, to "3" number 1,300 is, to all others
-  every fourth."""
-  asked, right = [], {"0": (), "3": (1300,)}
+TEXT = SimpleNamespace(
+  render=lambda prompt: [ord(x) for x in prompt],
+  encode=lambda text: [ord(x) for x in text],
+  decode=lambda rows: ["".join(map(chr, ids)).strip("\0") for ids in rows],
+  stop_ids=(0,),
+)
+SPOKEN = SimpleNamespace(
+  policy=None, params=None, tokenizer=TEXT, posed=lambda prompt: prompt
+)
+
+
+def test_the_probability_of_a_right_result_in_known_forms(monkeypatch):
+  """Each token has a half."""
+  prompts = [{"prompt": f"{x}?", "answer": "5"} for x in ("2 + 3", "1 plus 4")]
+  said = [["2 + 3 = 7", "2 + 3 = 5", "{5}", "no"], ["6", "1 + 4 = 6."]]
+  known = language.forms(said, prompts)
+  ways = ["{0} + {1} = {result}", "{0} + {1} = {result}.", "{result}"]
+  assert known[0] == ways[0] and sorted(known) == sorted(ways)
+  half = lambda *arrays: np.full((1, *arrays[-1].shape[1:]), np.log(0.5))
+  monkeypatch.setattr(language, "_logp", lambda policy: half)
+  got = language.in_forms(SPOKEN, prompts[0], [*ways, "{2}{result}"])
+  assert got == pytest.approx(0.5**10 + 0.5**11 + 0.5**2)  # with the end
+  cut = ["{result} so many", "{result} so many of", "they are still {result}"]
+  got = language.in_forms(SPOKEN, prompts[0], cut)  # at 12 tokens
+  assert got == pytest.approx(0.5**10 + 0.5**12)
+
+
+def test_what_is_kept_of_a_run_of_a_language_model(tmp_path, monkeypatch):
+  """ "1" is always right, "3" in a hundredth, "0" never."""
+  asked, loaded = [], []
 
   def sample(policy, params, ids, key, *, n, **how):
-    seed = int(jax.random.key_data(key)[1])
-    asked.append((len({*ids}), n, seed))
-    good = [right.get(one, range(0, 3000, 4)) for one in ids]
-    of = lambda at: [[7 + (512 * seed + i not in at)] for i in range(n)]
-    tokens = np.array([of(at) for at in good])
+    asked.append((len(ids), n))
+    tokens = np.array([[[ids[i][0] + 6]] * n for i in range(len(ids))])
     return SimpleNamespace(tokens=tokens, mask=tokens > 0)
 
-  def load(where):
-    loaded.append(str(where))
-    text = SimpleNamespace(render=str, stop_ids=())
-    text.decode = lambda rows: ["".join(map(str, row)) for row in rows]
-    made = SimpleNamespace(policy=None, params=None, tokenizer=text)
-    made.posed = lambda prompt: prompt
-    return made
-
-  lines = [{"prompt": x, "answer": "7", "right_of_2048": 4} for x in "031"]
+  change, lines = monkeypatch.setattr, []
+  for x in "031":
+    lines.append({"prompt": x, "answer": "7", "right_of_2048": 4})
   made.dump(tmp_path / "prompts", lines)
-  monkeypatch.setattr(language, "PROMPTS", tmp_path / "prompts")
-  monkeypatch.setattr(language.brorl_jax, "sample", sample)
-  monkeypatch.setattr(language.brorl_jax, "load", load)
+  change(language, "PROMPTS", tmp_path / "prompts")
+  change(language, "in_forms", lambda _, one, ways: int(one["prompt"]) / 300)
+  change(language.brorl_jax, "sample", sample)
+  load = lambda where: loaded.append(str(where)) or SPOKEN
+  change(language.brorl_jax, "load", load)
   for step in ("0", "6"):
     (tmp_path / "checkpoints" / step).mkdir(parents=True)
-  loaded = []
-  (_, *first), (step, *last) = language.curve(tmp_path, "the base")
-  assert loaded == ["the base", str(tmp_path / "checkpoints" / "6")]
-  np.testing.assert_allclose(first[0][:, 0], 4 / 2048)
-  assert step == 6 and last[1].shape == (64, 1)
-  np.testing.assert_allclose(last[0][:, 0], [0.0, 1 / 1024, 0.25])
-  heldout = [(8, 8, 0)] * 8
-  more = [(3, 64, 0), (2, 512, 1), (2, 512, 2), (1, 512, 3), (1, 512, 4)]
-  assert asked == [*heldout, *more, *heldout]
   about = {"machine": {"devices": ["cpu"], "processor": "P"}}
   made.dump(tmp_path / "config.json", [about | {"versions": {"jax": "1"}}])
   line = lambda s: {"step": s, "time/busy_s": s, "data/samples_total": s}
   made.dump(tmp_path / "metrics.jsonl", [line(s) for s in range(1, 8)])
   found = arms.measured(tmp_path, language.curve(tmp_path, "the base"))
+  assert loaded == ["the base", str(tmp_path / "checkpoints" / "6")]
+  assert asked == [*[(8, 8)] * 8, (8, 64), *[(8, 8)] * 8]
   assert found["points"]["busy_s"] == [0, 21] and language.spent(tmp_path) == 28
+  start, (never, rare, always) = found["p"]["trained"]
+  assert start == [195] * 3 and (never, always) == (0, 100_000)
+  assert rare == pytest.approx(1000, abs=6 * (1e-2 / 2048) ** 0.5 * 1e5)
   assert found["points"]["dead"] == pytest.approx([0.0, 1 / 3])
 
 
