@@ -2,10 +2,11 @@
 
   python -m brorl_jax.configs.arithmetic brorl_jax/assets/arithmetic
 
-writes train.jsonl, heldout.jsonl and harder.jsonl, which the preset `smollm2`
-reads. `problems` makes more, with numbers as large as wanted: a dial. Of the
-answers of SmolLM2-135M-Instruct at temperature 0.6 right are (8 pairs of
-numbers, 64 answers to each, 2026-11-30):
+writes train.jsonl and heldout.jsonl, which the preset `smollm2` reads, and
+harder.jsonl to evaluate on, whose answers take up to 20 tokens. `problems`
+makes more, with numbers as large as wanted: a dial. Of the answers of
+SmolLM2-135M-Instruct at temperature 0.6 right are (8 pairs of numbers, 64
+answers to each, 2026-11-30):
 
   products of 2 to 12       .32 as "times", .17 as boxes of pens
   sums of 11 to 99          .06
@@ -85,7 +86,9 @@ _HARDER = (
 
 
 def score(response: str, example: Mapping[str, Any]) -> float:
-  """1 if the last number of a response is the answer, else 0."""
+  """1 if the last number of a response is the answer, else 0. What comes before
+  is not judged: "79 books sold = 79 x 10" is right where the answer is 10.
+  """
   numbers = _NUMBER.findall(response.replace(",", ""))
   return float(bool(numbers) and numbers[-1] == example["answer"])
 
@@ -125,6 +128,7 @@ def problems(
 
 
 def main(folder: pathlib.Path) -> None:
+  folder.mkdir(parents=True, exist_ok=True)
   for name, tasks in (
     ("train", _TRAIN),
     ("heldout", _HELDOUT),

@@ -404,8 +404,10 @@ def test_a_run_of_lora_resumes_and_is_exported(start, tmp_path):
   shutil.copyfile(tmp_path / "out" / "model.safetensors", path)
   with pytest.raises(ValueError, match="has changed since this run began"):
     brorl_jax.load(str(whole))
-  _, err = start(whole, **small | {"steps": 6}).communicate(timeout=120)
-  assert err.count("\n") == 1 and "restore the directory" in err
+  for more in ((), ("--allow_config_change",)):
+    another = start(whole, flags=more, **small | {"steps": 6})
+    _, err = another.communicate(timeout=120)
+    assert err.count("\n") == 1 and "restore the directory" in err
 
 
 @pytest.mark.slow

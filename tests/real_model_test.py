@@ -265,9 +265,11 @@ def run(directory, tmp_path_factory):
     while killed and not lines(workdir / "metrics.jsonl"):
       assert process.poll() is None, process.communicate()
       time.sleep(0.05)
-    if killed:
+    try:
+      _, err = process.communicate(timeout=0 if killed else 900)
+    except subprocess.TimeoutExpired:
       process.kill()
-    _, err = process.communicate(timeout=900)
+      _, err = process.communicate()
     assert process.returncode == (-9 if killed else 0), err
 
   train(given / "run")

@@ -123,6 +123,9 @@ class PolicyConfig(Section):
     layers = self.lora_layers
     good = 0 < len(layers) == len({*layers} & {*LORA_LAYERS})
     yield "lora_layers", good, f"different ones of {', '.join(LORA_LAYERS)}"
+    said = self.lora_alpha != 32.0 or layers != LORA_LAYERS
+    good = self.lora_rank > 0 or not said
+    yield "lora_rank", good, "at least 1 with lora_alpha or lora_layers"
 
 
 @dataclasses.dataclass(frozen=True)

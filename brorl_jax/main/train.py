@@ -65,7 +65,8 @@ def run(
     changed = folder.check(values, workdir, allow_change=allow_change)
   # orbax logs every file, and a traceback of each error that it raises.
   logging.set_verbosity(logging.FATAL)
-  parts = _parts(this, workdir, anew=allow_change or begin_again)
+  base = None if begin_again else folder.stored(workdir, "base")
+  parts = _parts(this, workdir, allow_change or begin_again, base)
   hold = folder.hold(workdir) if leads else contextlib.nullcontext()
   with no_closed_loops(), contextlib.closing(parts.scorer), hold:
     require_one_folder(workdir)
@@ -96,9 +97,9 @@ class _Parts(NamedTuple):
 
 
 @as_user_error(ValueError)
-def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
+def _parts(this: Run, workdir: pathlib.Path, anew: bool, base: Any) -> _Parts:
   """Reads the data, starts the verifiers and loads the weights; unless `anew`
-  they must fit to what the folder was begun with.
+  they must fit to what the folder was begun with, and an adapter to its `base`.
   """
   before = lambda what: None if anew else folder.stored(workdir, what)
   resolve.refuse_changes(before("functions"), this.functions)
@@ -119,9 +120,8 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   _, params = huggingface.load(
     source, dtype=this.config.policy.dtype, mesh=this.mesh
   )
-  base = None
   if this.policy.lora_rank:
-    base = checkpoint_source.base_digest(source, params, before("base"))
+    base = checkpoint_source.base_digest(source, params, base)
   state = states.initial_state(
     adapters.attached(this.policy, params, this.mesh, this.config.run.seed),
     this.phases[0].tx,
@@ -129,10 +129,9 @@ def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
     keep_reference=this.keep_reference,
     offload=this.config.devices.offload,
   )
-  template = this.text.template
   entries = {
     "data": examples.fingerprint,
-    "chat_template": template and template.text,
+    "chat_template": getattr(this.text.template, "text", None),
     "functions": named,
     "files": examples.files,
     "forms": examples.forms,

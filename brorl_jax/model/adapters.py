@@ -121,12 +121,9 @@ def merged(c: PolicySpec, params: PyTree) -> PyTree:
   for name, module in trained["blocks"].items():
     a, b = (module[leaf] for leaf in _LEAVES)
     kernel = blocks[name]["kernel"]
+    a, b = a.reshape(len(a), -1, a.shape[-1]), b.reshape(*b.shape[:2], -1)
     # Accelerators would multiply in less than float32 by themselves.
-    product = jnp.matmul(
-      a.reshape(len(a), -1, a.shape[-1]),
-      b.reshape(*b.shape[:2], -1),
-      precision="highest",
-    )
+    product = jnp.matmul(a, b, precision="highest")
     whole = kernel + c.lora_scale * product.reshape(kernel.shape)
     blocks[name] = {**blocks[name], "kernel": whole}
   return {**frozen, "blocks": blocks}

@@ -227,10 +227,9 @@ def load_run(
   with _written_by(path, "a run"):
     record = _records(path)[0]
     c = record["config"]["policy"]
-    rank, alpha = c["lora_rank"], c["lora_alpha"]
-    layers = (*c["lora_layers"],)
+    at = c["lora_rank"], c["lora_alpha"], (*c["lora_layers"],)
   policy = architectures.read_policy(which.source, dtype=dtype)
-  policy = adapters.adapted(policy, rank, alpha, layers)
+  policy = adapters.adapted(policy, *at)
   first = SingleDeviceSharding(jax.devices()[0])
   places = jax.tree.map(lambda _: first, policy.shapes)
   if mesh is not None:

@@ -137,13 +137,15 @@ def check(
     for k in sorted(before.keys() | now.keys())
     if before.get(k) != now.get(k) and k not in free
   }
-  if changed and not allow_change:
+  # Its checkpoints hold this adapter, and are read with its scale.
+  fixed = {k: v for k, v in changed.items() if k.startswith("policy.lora_")}
+  if named := fixed or (not allow_change and changed):
     fields = few(
-      [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()]
+      [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in named.items()]
     )
     # All records of an evaluation must come from one config.
-    evaluates = mode == "evaluate"
-    helps = "use these values" if evaluates else "pass --allow_config_change"
+    same = fixed or mode == "evaluate"
+    helps = "use these values" if same else "pass --allow_config_change"
     raise UserError(
       f"workdir {workdir} belongs to a run with {fields}; choose another "
       f"workdir, or {helps}"

@@ -161,7 +161,7 @@ class Stages:
     raise Trains
 
 
-def parts(this, workdir, *, anew):
+def parts(this, workdir, *_):
   """What a start checks of the folder, and parts that cannot train."""
   resolve.refuse_changes(folder.stored(workdir, "functions"), _OWN)
   examples().refuse_changes(folder.stored(workdir, "data"))

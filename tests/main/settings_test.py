@@ -200,6 +200,7 @@ BAD += [  # with other fields
   ),
   ("advantage", {"advantage": "pass_at_k:4", "length": "cosine"}, LENGTH),
   ("correction", {"correction": "none", "pipeline": True}, "run.pipeline"),
+  ("lora_rank", {"lora_rank": 0, "lora_alpha": 8.0}, "at least 1"),
   *(
     (field, {"lora_rank": 8, "reset_every": 0, field: value}, must)
     for field, value, must in (

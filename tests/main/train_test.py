@@ -36,7 +36,7 @@ def test_a_run_records_the_files_and_the_commit_that_it_trains_on(
   alone = {"data.files": (path,), "data.domains.gym.weight": 0.0}
   name = "maker/model@v2"
   this = resolved(config(prompt_tokens=80, checkpoint=name, **alone))
-  parts = train._parts(this, tmp_path / "run", anew=False)
+  parts = train._parts(this, tmp_path / "run", False, None)
   parts.scorer.close()
   assert parts.entries["files"] == dataset.file_digests(path)
   assert parts.entries["began_with"] == str(commit)

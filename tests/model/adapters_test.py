@@ -182,6 +182,8 @@ def test_devices_draw_the_same_adapter():
   other = adapters.attached(policy, at, mesh, 6)
   a, b = (x["blocks"]["q"]["lora_a"] for x in (other, made[1]))
   assert (a != b).all()
+  one = made[1]["blocks"]  # of modules with the same inputs, too
+  assert (one["gate"]["lora_a"] != one["up"]["lora_a"]).all()
 
 
 def test_a_checkpoint_holds_the_adapter_alone(tmp_path):

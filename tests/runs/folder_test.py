@@ -124,6 +124,8 @@ def test_refuses_a_run_of_another_config(tmp_path):
   with refuses(UserError, "data.families.gcd.weight = 1.0 (now 2.0);"):
     check(tmp_path, **{"data.families.gcd.weight": 2.0})
   check(tmp_path, lr=0.5, allow_change=True)
+  with refuses(UserError, "policy.lora_rank = 0 (now 4); ... use these values"):
+    check(tmp_path, lora_rank=4, reset_every=0, lr=0.5, allow_change=True)
   assert (tmp_path / "config.json").read_bytes() == before
 
 
@@ -155,7 +157,7 @@ def test_the_other_fields_may_not(tmp_path):
     for k, v in before.items()
     if isinstance(v, (int, float))
     and k.removeprefix("run.") not in FREE
-    and not k.startswith("guard.")
+    and not k.startswith(("guard.", "policy.lora_"))
     and "settings" not in k
   }
   assert len(numbers) > 60

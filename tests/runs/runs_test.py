@@ -87,8 +87,7 @@ class Run:
     patch.setattr(train_command.states, "saved", lambda state: state)
     patch.setattr(train_command.states, "restored", lambda state, like: state)
 
-  def _parts(self, this, workdir, *, anew):
-    del this, workdir, anew
+  def _parts(self, *_):
     judge = types.SimpleNamespace(
       replaced=dict, log_lines=[], close=self._close
     )

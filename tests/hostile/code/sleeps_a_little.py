@@ -2,7 +2,7 @@
 import sys
 import time
 
-time.sleep(0.4)
+time.sleep(0.9)
 _, *numbers = map(int, sys.stdin.read().split())
 best = run = 0
 for i, n in enumerate(numbers):
