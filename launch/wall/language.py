@@ -11,11 +11,8 @@ seeds run side by side. The second prints the tables.
 """
 
 import argparse
-import collections
-import functools
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +26,7 @@ import numpy as np
 
 import brorl_jax
 from brorl_jax.configs import arithmetic, presets
-from brorl_jax.model.tokenizer import left_pad
+from brorl_jax.many.processes import STOPPED
 from brorl_jax.runs import checkpoints, metrics
 from launch.wall import arms, exact, report, study
 
@@ -39,8 +36,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROMPTS = pathlib.Path(__file__).with_name("language.jsonl")
 SAMPLES = 2048
 _TOGETHER = 8  # prompts
-_TOKENS, _WIDTH, _TEMPERATURE = 12, 64, 0.6  # of training, and of a prompt
-_FORMS = 32
 _LONG = 100_000  # steps; the time ends a run
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)  # of pass@1, at which arms are compared
 
@@ -56,11 +51,11 @@ class Arm(NamedTuple):
 
 
 ARMS = {
-  "n16": Arm(16, 8, 16),
-  "n512": Arm(512, 8, 6),
+  "n16": Arm(16, 8, 60),
+  "n512": Arm(512, 8, 5),
   "need": Arm(512, 8, 8, "need"),
-  "n16-8x-prompts": Arm(16, 64, 3),
-  "n512-whitened": Arm(512, 8, 6, kind="tokens"),
+  "n16-8x-prompts": Arm(16, 64, 10),
+  "n512-whitened": Arm(512, 8, 5, kind="tokens"),
 }
 
 
@@ -72,6 +67,7 @@ def flags(arm: Arm, policy: str, *, seed: int) -> list[str]:
     "sampling.samples": arm.n * arm.prompts,
     "sampling.n": arm.n,
     "advantage.kind": arm.kind,
+    "filter.keep": "all",
     "run.seed": seed,
     "run.steps": _LONG,
     "run.save_every": arm.save_every,
@@ -85,7 +81,7 @@ def flags(arm: Arm, policy: str, *, seed: int) -> list[str]:
 
 
 def sampled(
-  policy: Any, prompts: Sequence[Mapping[str, Any]], n: int
+  policy: Any, prompts: Sequence[Mapping[str, Any]], n: int, seed: int = 0
 ) -> list[list[str]]:
   """n responses to each prompt."""
   found, text = [], policy.tokenizer
@@ -98,12 +94,12 @@ def sampled(
       policy.policy,
       policy.params,
       [text.render(policy.posed(one["prompt"])) for one in asked],
-      jax.random.key(i),
+      jax.random.fold_in(jax.random.key(seed), i),
       n=n,
       lanes=1,
       slots=min(n, 128),
-      max_new_tokens=_TOKENS,
-      temperature=_TEMPERATURE,
+      max_new_tokens=12,
+      temperature=0.6,
       stop_ids=text.stop_ids,
     )
     host = jax.device_get(out)
@@ -123,63 +119,15 @@ def shares(
   )
 
 
-def forms(
-  said: Sequence[Sequence[str]], prompts: Sequence[Mapping[str, Any]]
-) -> list[str]:
-  """The most common ways to say a result, such as "{0} + {1} = {result}"."""
-  found = collections.Counter[str]()
-  for row, one in zip(said, prompts, strict=True):
-    for response in row:
-      at = re.search(r"\d+(?=\D*$)", response)  # the last number
-      if at and not {*response} & {*"{}"}:
-        before, after = response[: at.start()], response[at.end() :]
-        for i, number in enumerate(_numbers(one)):
-          before = re.sub(rf"\b{number}\b", f"{{{i}}}", before)
-        found[f"{before}{{result}}{after}"] += 1
-  return [form for form, _ in found.most_common(_FORMS)]
-
-
-def _numbers(one: Mapping[str, Any]) -> list[str]:
-  return re.findall(r"\d+", one["prompt"])
-
-
-def in_forms(
-  policy: Any, one: Mapping[str, Any], forms: Sequence[str]
-) -> float:
-  """The probability that a response is right and has one of these forms."""
-  text, numbers = policy.tokenizer, _numbers(one)
-  known = [x for x in forms if f"{{{len(numbers)}}}" not in x]
-  said = [x.format(*numbers, result=one["answer"]) for x in known]
-  ended = {(*text.encode(x), text.stop_ids[0])[:_TOKENS] for x in said}
-  rows = [[*ids] for ids in sorted(ended)]
-  rows = [x for x in rows if arithmetic.score(text.decode([x])[0], one)]
-  tokens, mask = left_pad([[0]] * _FORMS, _TOKENS)
-  for i, ids in enumerate(rows):
-    tokens[i, : len(ids)], mask[i] = ids, np.arange(_TOKENS) < len(ids)
-  asked = left_pad([text.render(policy.posed(one["prompt"]))], _WIDTH)
-  logp = _logp(policy.policy)(policy.params, *asked, tokens[None])
-  total = np.sum(np.asarray(logp[0], float), axis=1, where=mask)
-  return float(np.exp(total)[: len(rows)].sum())
-
-
-@functools.cache
-def _logp(policy: Any):
-  return jax.jit(
-    lambda *arrays: policy.response_logp(*arrays, temperature=_TEMPERATURE)[0]
-  )
-
-
 def pass_rates(policy: Any, prompts: Sequence[Mapping[str, Any]]) -> np.ndarray:
-  """[P, 1]: the share of right responses of 64. If there is none, of `SAMPLES`
-  that are drawn by the probability of the right result in the `forms` in which
-  the prompts were answered: to sample them would take longer than a run.
+  """[P, 1]: the share of right responses: of 64, and where none of these is
+  right of as many times 512 as it takes to get a right one, `SAMPLES` at most.
   """
-  said = sampled(policy, prompts, 64)
-  p, ways = shares(said, prompts), forms(said, prompts)
-  rng = np.random.default_rng(0)
-  for i, one in enumerate(prompts):
-    if not p[i]:
-      p[i] = rng.binomial(SAMPLES, in_forms(policy, one, ways)) / SAMPLES
+  p = shares(sampled(policy, prompts, 64), prompts)
+  for part in range(1, SAMPLES // 512 + 1):
+    left = [i for i, share in enumerate(p) if not share]
+    some = [prompts[i] for i in left]
+    p[left] = shares(sampled(policy, some, 512, part), some) / part
   return p[:, None]
 
 
@@ -216,7 +164,7 @@ def train(folder: pathlib.Path, given: Sequence[str], cpu_s: float) -> None:
     finally:
       process.send_signal(signal.SIGTERM)  # it saves, and ends
       process.wait()
-  if spent(folder) < cpu_s:
+  if spent(folder) < cpu_s or process.returncode not in (0, STOPPED):
     tail = "\n".join(log.read_text().splitlines()[-3:])
     raise SystemExit(f"error: {folder} failed; {log} ends with:\n{tail}")
 
@@ -243,14 +191,24 @@ def spent(folder: pathlib.Path) -> float:
 
 
 def tables(results: study.Results) -> list[str]:
-  """The arms at equal CPU-seconds, and dead prompts at equal pass@1."""
+  """Arms at equal CPU-seconds, and their dead prompts where pass@1 first
+  reaches a level; * of one of several seeds.
+  """
+  names = [name for name in report.FIRST if name in results]
+  at = study.end(results, names, "busy_s")
   rows = []
-  for name, label in report.FIRST.items():
-    each = [study.at_progress(results[name], level) for level in LEVELS]
-    dead = [x["dead"] if x else None for x in each]
-    rows.append([label, *(report.short(x["mean"]) if x else "" for x in dead)])
-  head = ["dead at pass@1 of", *map(report.short, LEVELS)]
-  return [*report.first_table(results), "", *report.table(head, rows)]
+  for name, x in study.at_equal(results, names, "busy_s", at).items():
+    some = (report.number(x[k]) for k in ("pass_at_1", "dead", "heldout"))
+    row = [report.FIRST[name], *some, f"{x['samples']:,.0f}", x["seeds"]]
+    for level in LEVELS:
+      found = study.at_progress(results[name], level)
+      few = found and found["seeds"] < x["seeds"]
+      dead = report.short(found["dead"]["mean"]) if found else ""
+      row.append(dead + "*" * bool(few))
+    rows.append(row)
+  head = [f"at {at:,.0f} CPU-s", "pass@1", "dead", "held-out", "rollouts"]
+  levels = [f"dead at {report.short(level, 1)}" for level in LEVELS]
+  return report.table([*head, "seeds", *levels], rows)
 
 
 def main() -> None:
@@ -262,12 +220,14 @@ def main() -> None:
   add("--seed", type=int, default=0)
   add("--cpu_s", type=float, default=900.0, help="CPU-seconds of a run")
   a = parser.parse_args()
-  if a.policy is None:
-    print("\n".join(tables(arms.read(a.where))))
-    return
   if unknown := {*a.arms.split(",")} - {*ARMS}:
     known = ", ".join(ARMS)
     raise SystemExit(f"error: --arms={min(unknown)} is not one of {known}")
+  if a.cpu_s <= 0:
+    raise SystemExit(f"error: --cpu_s={a.cpu_s:g}: give more than 0")
+  if a.policy is None:
+    print("\n".join(tables(arms.read(a.where))))
+    return
   root, policy = a.where.absolute(), os.path.abspath(a.policy)
   for name in a.arms.split(","):
     if not (root / "results" / name / f"{a.seed}.json").exists():

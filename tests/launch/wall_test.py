@@ -133,65 +133,56 @@ def test_every_arm_of_a_language_model_is_a_config():
   assert len(p) > 50 and 1 / 512 <= p.min() and p.max() <= 1 / 16
 
 
-TEXT = SimpleNamespace(
-  render=lambda prompt: [ord(x) for x in prompt],
-  encode=lambda text: [ord(x) for x in text],
-  decode=lambda rows: ["".join(map(chr, ids)).strip("\0") for ids in rows],
-  stop_ids=(0,),
-)
-SPOKEN = SimpleNamespace(
-  policy=None, params=None, tokenizer=TEXT, posed=lambda prompt: prompt
-)
-
-
-def test_the_probability_of_a_right_result_in_known_forms(monkeypatch):
-  """Each token has a half."""
-  prompts = [{"prompt": f"{x}?", "answer": "5"} for x in ("2 + 3", "1 plus 4")]
-  said = [["2 + 3 = 7", "2 + 3 = 5", "{5}", "no"], ["6", "1 + 4 = 6."]]
-  known = language.forms(said, prompts)
-  ways = ["{0} + {1} = {result}", "{0} + {1} = {result}.", "{result}"]
-  assert known[0] == ways[0] and sorted(known) == sorted(ways)
-  half = lambda *arrays: np.full((1, *arrays[-1].shape[1:]), np.log(0.5))
-  monkeypatch.setattr(language, "_logp", lambda policy: half)
-  got = language.in_forms(SPOKEN, prompts[0], [*ways, "{2}{result}"])
-  assert got == pytest.approx(0.5**10 + 0.5**11 + 0.5**2)  # with the end
-  cut = ["{result} so many", "{result} so many of", "they are still {result}"]
-  got = language.in_forms(SPOKEN, prompts[0], cut)  # at 12 tokens
-  assert got == pytest.approx(0.5**10 + 0.5**12)
-
-
-def test_what_is_kept_of_a_run_of_a_language_model(tmp_path, monkeypatch):
-  """ "1" is always right, "3" in a hundredth, "0" never."""
-  asked, loaded = [], []
+def test_what_is_kept_of_a_run_of_a_language_model(
+  tmp_path, monkeypatch, capsys
+):
+  """Responses to "1" are always right, to "3" the last of the second 512."""
+  asked, loaded, change = [], [], monkeypatch.setattr
 
   def sample(policy, params, ids, key, *, n, **how):
-    asked.append((len(ids), n))
-    tokens = np.array([[[ids[i][0] + 6]] * n for i in range(len(ids))])
+    asked.append((len({*ids}), n))
+    tokens = np.array([[[6 + (one == "1")]] * n for one in ids])
+    second = asked[-4:].count((2, 512)) == 2
+    for i, one in enumerate(ids):
+      tokens[i, -1] = 7 if one == "3" and n == 512 and second else tokens[i, -1]
     return SimpleNamespace(tokens=tokens, mask=tokens > 0)
 
-  change, lines = monkeypatch.setattr, []
-  for x in "031":
-    lines.append({"prompt": x, "answer": "7", "right_of_2048": 4})
-  made.dump(tmp_path / "prompts", lines)
+  text = SimpleNamespace(render=str, stop_ids=())
+  text.decode = lambda rows: [str(row[0]) for row in rows]
+  spoken = SimpleNamespace(policy=None, params=None, tokenizer=text, posed=str)
+  known = {"answer": "7", "right_of_2048": 4}
+  made.dump(tmp_path / "prompts", [{"prompt": x, **known} for x in "031"])
   change(language, "PROMPTS", tmp_path / "prompts")
-  change(language, "in_forms", lambda _, one, ways: int(one["prompt"]) / 300)
   change(language.brorl_jax, "sample", sample)
-  load = lambda where: loaded.append(str(where)) or SPOKEN
+  load = lambda where: loaded.append(str(where)) or spoken
   change(language.brorl_jax, "load", load)
+  folder = tmp_path / "runs" / "n16-0"
   for step in ("0", "6"):
-    (tmp_path / "checkpoints" / step).mkdir(parents=True)
+    (folder / "checkpoints" / step).mkdir(parents=True)
   about = {"machine": {"devices": ["cpu"], "processor": "P"}}
-  made.dump(tmp_path / "config.json", [about | {"versions": {"jax": "1"}}])
+  made.dump(folder / "config.json", [about | {"versions": {"jax": "1"}}])
   line = lambda s: {"step": s, "time/busy_s": s, "data/samples_total": s}
-  made.dump(tmp_path / "metrics.jsonl", [line(s) for s in range(1, 8)])
-  found = arms.measured(tmp_path, language.curve(tmp_path, "the base"))
-  assert loaded == ["the base", str(tmp_path / "checkpoints" / "6")]
-  assert asked == [*[(8, 8)] * 8, (8, 64), *[(8, 8)] * 8]
-  assert found["points"]["busy_s"] == [0, 21] and language.spent(tmp_path) == 28
-  start, (never, rare, always) = found["p"]["trained"]
-  assert start == [195] * 3 and (never, always) == (0, 100_000)
-  assert rare == pytest.approx(1000, abs=6 * (1e-2 / 2048) ** 0.5 * 1e5)
-  assert found["points"]["dead"] == pytest.approx([0.0, 1 / 3])
+  made.dump(folder / "metrics.jsonl", [line(s) for s in range(1, 8)])
+  assert language.spent(folder) == 28
+  change("sys.argv", ["x", str(tmp_path), "--policy=/base", "--arms=n16"])
+  with pytest.raises(SystemExit, match=r"n16-0 failed; .*n16-0\.log ends"):
+    monkeypatch.setattr(language, "ROOT", tmp_path)  # no brorl_jax is there
+    language.main()
+  sys.argv.append("--cpu_s=28")  # it has spent as much
+  language.main()
+  assert loaded == ["/base", str(folder / "checkpoints" / "6")]
+  more = [(3, 64), (2, 512), (2, 512), (1, 512), (1, 512)]
+  assert asked == [*[(8, 8)] * 8, *more, *[(8, 8)] * 8]
+  found = arms.read(tmp_path / "results")["n16"]["0"]
+  assert found["points"]["busy_s"] == [0, 21]
+  assert found["p"]["trained"] == [[195] * 3, [0, 98, 100_000]]
+  assert found["points"]["dead"] == pytest.approx([0.0, 1 / 3], abs=1e-6)
+  change("sys.argv", ["x", str(tmp_path / "results")])
+  language.main()
+  row = (
+    "| N = 16 | .33 (.00-1.00) | .33 (.00-1.00) | .05 (.00-.11) | 6 | 1 | .10"
+  )
+  assert row in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("of", [n16, n512, need])
