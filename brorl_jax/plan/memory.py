@@ -490,7 +490,7 @@ def _nearest(sizes: Mapping[str, int | None]) -> str:
   """Sizes of which each would do alone; 0 or None: it would not."""
   listed = ", or ".join(f"{name} = {n}" for name, n in sizes.items() if n)
   if not listed:
-    return "raise devices.mesh_tensor, policy.lora_rank, or use larger devices"
+    return "raise config.devices.mesh_tensor, or use larger devices"
   return f"nearest that fits: {listed}"
 
 

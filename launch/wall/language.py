@@ -1,7 +1,7 @@
 """The wall of a language model: which prompts of arithmetic a run leaves.
 
   python -m launch.wall.language runs/language --policy=FOLDER --seed=0
-  python -m launch.wall.language launch/wall/language_results.json
+  python -m launch.wall.language runs/language/results
 
 The first runs every arm of `ARMS` with this seed, one after the other, and
 writes what it found to runs/language/results; repeated, it resumes. FOLDER is
@@ -14,10 +14,6 @@ import argparse
 import os
 import pathlib
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,11 +22,10 @@ import numpy as np
 
 import brorl_jax
 from brorl_jax.configs import arithmetic, presets
-from brorl_jax.many.processes import STOPPED
 from brorl_jax.runs import checkpoints, metrics
 from launch.wall import arms, exact, report, study
+from launch.wall import run as runs
 
-ROOT = pathlib.Path(__file__).parents[2]
 # Their p lies in [1/512, 1/16] by `SAMPLES` responses. A prompt is dead if none
 # of so many is right.
 PROMPTS = pathlib.Path(__file__).with_name("language.jsonl")
@@ -147,35 +142,15 @@ def curve(
     yield step, p, shares(sampled(now, heldout, 8), heldout)[:, None]
 
 
-def train(folder: pathlib.Path, given: Sequence[str], cpu_s: float) -> None:
-  """A run until it has spent so much; SystemExit names its log."""
-  folder.parent.mkdir(parents=True, exist_ok=True)
-  log = folder.with_name(f"{folder.name}.log")
-  with log.open("a") as out:
-    process = subprocess.Popen(
-      [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}", *given],
-      cwd=ROOT,
-      stdout=out,
-      stderr=subprocess.STDOUT,
-    )
-    try:
-      while process.poll() is None and spent(folder) < cpu_s:
-        time.sleep(1.0)
-    finally:
-      process.send_signal(signal.SIGTERM)  # it saves, and ends
-      process.wait()
-  if spent(folder) < cpu_s or process.returncode not in (0, STOPPED):
-    tail = "\n".join(log.read_text().splitlines()[-3:])
-    raise SystemExit(f"error: {folder} failed; {log} ends with:\n{tail}")
-
-
 def run(
   name: str, root: pathlib.Path, *, seed: int, policy: str, cpu_s: float
 ) -> None:
-  """One run of an arm, with its result."""
+  """One run of an arm, with its result; SystemExit names the log."""
   folder = root / "runs" / f"{name}-{seed}"
   if spent(folder) < cpu_s:
-    train(folder, flags(ARMS[name], policy, seed=seed), cpu_s)
+    enough = lambda: spent(folder) >= cpu_s
+    given = flags(ARMS[name], policy, seed=seed)
+    runs.train(folder, given, os.sched_getaffinity(0), enough)
   found = arms.measured(folder, curve(folder, policy))
   arms.write(root / "results" / name / f"{seed}.json", found)
   shutil.rmtree(folder / "checkpoints")  # of 1.6 GB each

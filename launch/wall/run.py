@@ -14,7 +14,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Collection, Sequence
 
+from brorl_jax.many.processes import STOPPED
 from launch.wall import arms, prepare
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -28,24 +30,39 @@ _WITH_ME = (
 )
 
 
-def run(name: str, seed: int, root: pathlib.Path, core: int) -> None:
-  """One run of an arm, with its result; SystemExit names the log."""
-  folder = root / "runs" / f"{name}-{seed}"
+def train(
+  folder: pathlib.Path,
+  given: Sequence[str],
+  cores: Collection[int],
+  enough: Callable[[], bool] = lambda: False,
+) -> None:
+  """A run with these flags to its end, or until there is `enough` of it; then
+  it saves. SystemExit names the log.
+  """
   folder.parent.mkdir(parents=True, exist_ok=True)
   log = folder.with_name(f"{folder.name}.log")
   command = [
     *(sys.executable, "-c", _WITH_ME, "-m", "brorl_jax.main"),
-    *(f"--workdir={folder}", *arms.flags(arms.ARMS[name], root, seed=seed)),
+    *(f"--workdir={folder}", *given),
   ]
   environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
   with log.open("a") as out:
     process = subprocess.Popen(
       command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
     )
-    os.sched_setaffinity(process.pid, {core})
-    if process.wait():
+    os.sched_setaffinity(process.pid, cores)
+    while process.poll() is None and not enough():
+      time.sleep(1.0)
+    process.terminate()
+    if process.wait() not in (0, STOPPED if enough() else 0):
       tail = "\n".join(log.read_text().splitlines()[-3:])
       raise SystemExit(f"error: {folder} failed; {log} ends with:\n{tail}")
+
+
+def run(name: str, seed: int, root: pathlib.Path, core: int) -> None:
+  """One run of an arm, with its result."""
+  folder = root / "runs" / f"{name}-{seed}"
+  train(folder, arms.flags(arms.ARMS[name], root, seed=seed), {core})
   found = arms.measured(folder)
   arms.write(root / "results" / name / f"{seed}.json", found)
   last = {k: found["points"][k][-1] for k in ("busy_s", "pass_at_1", "dead")}

@@ -166,7 +166,7 @@ def test_what_is_kept_of_a_run_of_a_language_model(
   assert language.spent(folder) == 28
   change("sys.argv", ["x", str(tmp_path), "--policy=/base", "--arms=n16"])
   with pytest.raises(SystemExit, match=r"n16-0 failed; .*n16-0\.log ends"):
-    monkeypatch.setattr(language, "ROOT", tmp_path)  # no brorl_jax is there
+    change(run, "ROOT", tmp_path)  # no configs are there
     language.main()
   sys.argv.append("--cpu_s=28")  # it has spent as much
   language.main()
