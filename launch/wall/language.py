@@ -22,7 +22,12 @@ import numpy as np
 
 import brorl_jax
 from brorl_jax.configs import arithmetic, presets
+from brorl_jax.model import tokenizer
+from brorl_jax.rollout import prefixes
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.slots import RolloutSpec
 from brorl_jax.runs import checkpoints, metrics
+from brorl_jax.types import Prompts
 from launch.wall import arms, exact, report, study
 from launch.wall import run as runs
 
@@ -80,25 +85,29 @@ def sampled(
 ) -> list[list[str]]:
   """n responses to each prompt."""
   found, text = [], policy.tokenizer
+  # Rollouts that begin alike share rows: a policy that has learnt has few ways
+  # to begin, and 512 responses to a prompt take seconds.
+  spec = RolloutSpec(
+    policy=policy.policy,
+    sampling=SamplingParams(temperature=0.6),
+    stop_ids=text.stop_ids,
+    n=n,
+    max_new_tokens=12,
+    slots=n,
+    lanes=_TOGETHER,
+  )
   for i in range(0, len(prompts), _TOGETHER):
     some = prompts[i : i + _TOGETHER]
     # As many each time, for which programs are compiled.
     asked = [*some, *[some[0]] * (_TOGETHER - len(some))]
-    # One prompt after the other: slots that are done go on with the next.
-    out = brorl_jax.sample(
-      policy.policy,
+    ids = [text.render(policy.posed(one["prompt"])) for one in asked]
+    out = prefixes.rollouts(
+      spec,
       policy.params,
-      [text.render(policy.posed(one["prompt"])) for one in asked],
+      Prompts(*tokenizer.left_pad(ids, 80), np.arange(_TOGETHER)),
       jax.random.fold_in(jax.random.key(seed), i),
-      n=n,
-      lanes=1,
-      slots=min(n, 128),
-      max_new_tokens=12,
-      temperature=0.6,
-      stop_ids=text.stop_ids,
     )
-    host = jax.device_get(out)
-    for tokens, mask in zip(host.tokens, host.mask, strict=True):
+    for tokens, mask in zip(out.tokens, out.mask, strict=True):
       rows = zip(tokens, mask, strict=True)
       found.append(text.decode([ids[keep].tolist() for ids, keep in rows]))
   return found[: len(prompts)]

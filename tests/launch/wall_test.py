@@ -139,7 +139,10 @@ def test_what_is_kept_of_a_run_of_a_language_model(
   """Responses to "1" are always right, to "3" the last of the second 512."""
   asked, loaded, change = [], [], monkeypatch.setattr
 
-  def sample(policy, params, ids, key, *, n, **how):
+  def sample(spec, params, prompts, key):
+    n, asks = spec.n, zip(prompts.tokens, prompts.mask, strict=True)
+    ids = ["".join(map(chr, row[real])) for row, real in asks]
+    assert len(ids) == spec.lanes
     asked.append((len({*ids}), n))
     tokens = np.array([[[6 + (one == "1")]] * n for one in ids])
     second = asked[-4:].count((2, 512)) == 2
@@ -147,13 +150,14 @@ def test_what_is_kept_of_a_run_of_a_language_model(
       tokens[i, -1] = 7 if one == "3" and n == 512 and second else tokens[i, -1]
     return SimpleNamespace(tokens=tokens, mask=tokens > 0)
 
-  text = SimpleNamespace(render=str, stop_ids=())
+  text = SimpleNamespace(render=lambda x: [*map(ord, x[:80])], stop_ids=())
   text.decode = lambda rows: [str(row[0]) for row in rows]
   spoken = SimpleNamespace(policy=None, params=None, tokenizer=text, posed=str)
   known = {"answer": "7", "right_of_2048": 4}
   made.dump(tmp_path / "prompts", [{"prompt": x, **known} for x in "031"])
   change(language, "PROMPTS", tmp_path / "prompts")
-  change(language.brorl_jax, "sample", sample)
+  change(language.prefixes, "rollouts", sample)
+  change(language, "RolloutSpec", SimpleNamespace)
   load = lambda where: loaded.append(str(where)) or spoken
   change(language.brorl_jax, "load", load)
   folder = tmp_path / "runs" / "n16-0"
