@@ -41,7 +41,7 @@ def test_a_task_ends_when_it_has_no_more_problems():
 
 
 @pytest.mark.parametrize("response, right", [
-  ("124", True), ("64 + 60 = 124", True), ("124.", True),
+  ("124", True), ("64 + 60 = 124", True), ("124.", True), ("0124", False),
   ("It is 1,24", True), ("124 - 60 = 64", False), ("1240", False),
   ("-124", False), ("", False), ("no number", False), ("12 4", False),
 ])  # fmt: skip

@@ -127,6 +127,7 @@ def test_every_arm_of_a_language_model_is_a_config():
     )
     assert c.sampling.rounds == ((64, 512) if name == "need" else ())
     assert (c.advantage.kind == "tokens") is ("whitened" in name)
+    assert c.data.files == (str(language.PROMPTS),)
   assert report.FIRST.keys() == language.ARMS.keys()
   prompts = exact.lines_of(language.PROMPTS)
   p = np.array([one["right_of_2048"] for one in prompts]) / 2048
@@ -142,7 +143,7 @@ def test_what_is_kept_of_a_run_of_a_language_model(
   def sample(spec, params, prompts, key):
     n, asks = spec.n, zip(prompts.tokens, prompts.mask, strict=True)
     ids = ["".join(map(chr, row[real])) for row, real in asks]
-    assert len(ids) == spec.lanes
+    assert (len(ids), spec.sampling.temperature) == (spec.lanes, 0.6)
     asked.append((len({*ids}), n))
     tokens = np.array([[[6 + (one == "1")]] * n for one in ids])
     second = asked[-4:].count((2, 512)) == 2

@@ -549,5 +549,8 @@ def test_updates_wait_for_their_batches_in_turn(monkeypatch):
   monkeypatch.setattr(
     jax, "block_until_ready", lambda x: events.append("wait") or wait(x)
   )
+  trim = lambda: events.append("trim")  # what the batch before took
+  monkeypatch.setattr(update.processes, "trim", trim)
   update.minibatch_step(state_on(one_device()), batches(), **HOW)
-  assert events[:4] == ["batch 0", "wait", "batch 1", "wait"]
+  assert events[:4] == ["batch 0", "wait", "trim", "batch 1"]
+  assert events[-2:] == ["wait", "trim"]
