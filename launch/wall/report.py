@@ -91,12 +91,13 @@ def first_table(results: study.Results) -> list[str]:
       *(number(x[k]) for k in ("pass_at_1", "dead", "heldout")),
       short(x["best_at_256"]["mean"]),
       f"{x['samples'] / 1e6:.1f} M",
-      x["seeds"],
     ]
     for name, x in found.items()
   ]
-  head = ["", "pass@1", "dead prompts", "held-out", "best@256"]
-  return table([*head, "rollouts", "seeds"], rows)
+  seeds = sorted(x["seeds"] for x in found.values())
+  few = "" if seeds[0] == seeds[-1] else f"{seeds[0]} to "
+  head = [f"{few}{seeds[-1]} seeds", "pass@1", "dead prompts", "held-out"]
+  return table([*head, "best@256", "rollouts"], rows)
 
 
 def progress_table(results: study.Results) -> list[str]:

@@ -21,6 +21,7 @@ from launch.wall import arms, exact, first, language, report, run, study, tasks
 ROOT = pathlib.Path(__file__).parents[2]
 HARD = huggingface.locate("embedded:hard")
 STORED = ROOT / "launch" / "wall" / "results.json"
+SPOKEN = STORED.with_name("language_results.json")
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)
@@ -363,6 +364,7 @@ def test_the_documents_have_the_tables_of_the_results():
   table = report.first_table(results)
   others = report.sentences(results) + report.progress_table(results)
   others += report.law_table(results) + report.end_table(results)
+  others += language.tables(arms.read(SPOKEN))
   told = {"README.md": table[2:], "launch/wall/README.md": table + others}
   for path, lines in told.items():
     lacking = {*lines} - {*(ROOT / path).read_text().splitlines()}
@@ -370,7 +372,8 @@ def test_the_documents_have_the_tables_of_the_results():
 
 
 def test_stored_curves_agree_with_their_prompts():
-  for name, runs in arms.read(STORED).items():
+  every = [*arms.read(STORED).items(), *arms.read(SPOKEN).items()]
+  for name, runs in every:
     for seed, one in runs.items():
       points = one["points"]
       assert points["busy_s"] == sorted(points["busy_s"]), (name, seed)
