@@ -34,13 +34,9 @@ NS = (8, 16, 32, 64, 128, 512)
 PROGRESS = (
   ("own", "maxrl", 2048, 0.3, "dead"),
   ("own", "maxrl", 2048, 0.3, "best_at_256"),
-  ("own", "grpo", 2048, 0.2, "dead"),
-  ("own", "leave_one_out", 2048, 0.15, "dead"),
-  ("own", "maxrl", 2048, 0.2, "dead"),
   ("own", "maxrl", 8192, 0.2, "dead"),
   ("countdown", "maxrl", 2048, 0.2, "dead"),
   ("steps", "maxrl", 2048, 0.15, "dead"),
-  ("steps", "maxrl", 2048, 0.15, "best_at_256"),
 )
 KINDS = {
   "maxrl": "MaxRL",
