@@ -29,7 +29,7 @@ from brorl_jax.types import Batch, Groups, State
 
 
 def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
-  """No gradient and no statistics, of what `adapters.split` says is trained."""
+  """The start of a sum: zeros for what `adapters.split` says is trained."""
   params, _ = adapters.split(params)
   # In float32: in bfloat16 a sum stops growing at 256 times what is added.
   zeros = lambda x: jnp.zeros_like(x, jnp.float32)
