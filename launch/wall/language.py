@@ -100,11 +100,11 @@ def sampled(
     some = prompts[i : i + _TOGETHER]
     # As many each time, for which programs are compiled.
     asked = [*some, *[some[0]] * (_TOGETHER - len(some))]
-    ids = [text.render(policy.posed(one["prompt"])) for one in asked]
+    read = [text.render(policy.posed(one["prompt"])) for one in asked]
     out = prefixes.rollouts(
       spec,
       policy.params,
-      Prompts(*tokenizer.left_pad(ids, 80), np.arange(_TOGETHER)),
+      Prompts(*tokenizer.left_pad(read, 80), np.arange(_TOGETHER)),
       jax.random.fold_in(jax.random.key(seed), i),
     )
     for tokens, mask in zip(out.tokens, out.mask, strict=True):
