@@ -117,14 +117,11 @@ def test_the_first_responses_of_each_task_are_kept_as_text():
     assert one["response"] == str(i) * (1 + i % T)
 
 
-@pytest.mark.parametrize(
-  "chunk, calls",
-  [
-    (2, [(0, [0, 1]), (2, [2, 3]), (4, [4, 4])]),
-    (3, [(0, [0, 1, 2]), (3, [3, 4, 3])]),
-    (8, [(0, [0, 1, 2, 3, 4, 0, 0, 0])]),
-  ],
-)
+@pytest.mark.parametrize("chunk, calls", [
+  (2, [(0, [0, 1]), (2, [2, 3]), (4, [4, 4])]),
+  (3, [(0, [0, 1, 2]), (3, [3, 4, 3])]),
+  (8, [(0, [0, 1, 2, 3, 4, 0, 0, 0])]),
+])  # fmt: skip
 def test_chunks_have_one_size_and_what_fills_them_does_not_count(chunk, calls):
   got, asked = run(chunk)
   assert asked == calls

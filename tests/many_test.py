@@ -265,15 +265,12 @@ def other_code(site, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "other, line",
-  [
-    (other_config, "config.loss.clip_low = 0.1, but process 0 has 0.2"),
-    (other_data, "process 1 has data ... = ... but process 0 has"),
-    (other_version, "process 1 has optax = '9.9', but process 0 has '0."),
-    (other_code, "process 1 has the code of brorl_jax (a hash) = ... but"),
-  ],
-)
+@pytest.mark.parametrize("other, line", [
+  (other_config, "config.loss.clip_low = 0.1, but process 0 has 0.2"),
+  (other_data, "process 1 has data ... = ... but process 0 has"),
+  (other_version, "process 1 has optax = '9.9', but process 0 has '0."),
+  (other_code, "process 1 has the code of brorl_jax (a hash) = ... but"),
+])  # fmt: skip
 def test_a_process_with_something_else_is_refused(site, tmp_path, other, line):
   """Both end with this line, before anything is written."""
   workdir = site / other.__name__

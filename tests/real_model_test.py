@@ -89,14 +89,11 @@ def logits(text, policy=None, params=None):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "name, layers, said",
-  [
-    ("new", 0, "--layers=0 must be from 1 to 30"),
-    ("", 4, "{} exists; choose another directory"),
-    ("file/new", 4, "{} cannot be written ... Not a directory"),
-  ],
-)
+@pytest.mark.parametrize("name, layers, said", [
+  ("new", 0, "--layers=0 must be from 1 to 30"),
+  ("", 4, "{} exists; choose another directory"),
+  ("file/new", 4, "{} cannot be written ... Not a directory"),
+])  # fmt: skip
 def test_the_command_refuses_before_it_loads(tmp_path, name, layers, said):
   (tmp_path / "file").write_text("")
   done = ran(sys.executable, SCRIPT, tmp_path / name, f"--layers={layers}")

@@ -24,6 +24,9 @@ from brorl_jax.rollout.slots import RolloutSpec, page_columns
 _MORE = 1.1  # work that is not worth a term
 _WORTH = 1.1  # this many times the work per step is worth fewer slots
 _EIGHT = 8  # slots are multiples of it: what matrix units like
+# Of a CPU: two programs of half the rows, whatever the number of cores, so that
+# it decides no bit. With larger weights the operations of one are long enough.
+_GROUPS, _SMALL = 2, 2**26
 _USABLE = 0.9  # of memory; the rest is for what is not counted, and for gaps
 
 
@@ -61,7 +64,7 @@ class Load:
 
     prefilling   work
     decoding     lanes + cache + work
-    compacting   cache, and a smaller one
+    compacting   cache, and a page of a smaller one
     finishing    cache + results
 
   With A lanes of R slots, P prompts of S tokens, N rollouts of T tokens, and L
@@ -156,7 +159,7 @@ class Load:
     else:
       extra = self._cache(A * R * C) if pages > 1 else 0
       cache, keys = pages * self._cache(A * R * C), pages * C
-      fewer = pages * self._cache(_fewer(A, R) * C) if pages > 1 else 0
+      fewer = self._cache(self._fewer(A, R) * C) if pages > 1 else 0
     decoding = {
       "lanes": self._heads(window),
       "cache": cache + extra,
@@ -168,6 +171,13 @@ class Load:
       "compacting": always | {"cache": cache + fewer},
       "finishing": always | {"cache": cache, "results": results * places},
     }
+
+  def _fewer(self, A: int, R: int) -> int:
+    """Slots after one step of compaction, at most."""
+    sizes = sampler.compact_sizes(
+      A, R, prompt=self.prompt_tokens, new=self.max_new_tokens, pool=False
+    )
+    return math.prod(sizes[1]) if len(sizes) > 1 else 0
 
   def need(self, lanes: int, slots: int) -> int:
     """Bytes of a device, when most is needed."""
@@ -230,12 +240,6 @@ class Load:
     if _number(p) < 4 or self.axes.rows > 1 or p.lora_rank:
       work += self.weights
     return int(_MORE * (work + self._converted(0)))
-
-
-def _fewer(A: int, R: int) -> int:
-  """Slots after one step of compaction, at most."""
-  smaller = sampler.compact_sizes(A, R, pool=False)[1:]
-  return max((a * r for a, r in smaller), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +328,16 @@ class RolloutPlan:
       lanes=self.lanes,
       blocks=self.blocks,
       mesh=mesh,
+      groups=self.groups,
     )
+
+  @property
+  def groups(self) -> int:
+    """Programs that decode beside each other."""
+    load = self.load
+    alone = load.policy.target.on_cpu and load.axes == ONE
+    small = load.weights <= _SMALL and self.lanes * self.slots > 1
+    return _GROUPS if alone and small else 1
 
   def only(self, prompts: int) -> "RolloutPlan":
     """The same for no more prompts than there are, in whole rows of devices."""

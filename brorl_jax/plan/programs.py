@@ -257,7 +257,11 @@ def sampling(job: CompileJob, compile: Compile) -> Iterator[Program]:
   admit = stream._admit.lower(spec, logits, queue, state, chunks, at, _key(job))
   yield Program("admit", admit, held + bytes_of(chunks))
   lanes, slots = sampler.compact_sizes(
-    spec.lanes, spec.slots, pool=bool(spec.blocks)
+    spec.lanes,
+    spec.slots,
+    prompt=prompts.tokens.shape[1],
+    new=spec.max_new_tokens,
+    pool=bool(spec.blocks),
   )[:2][-1]
   fewer = dataclasses.replace(spec, lanes=lanes, slots=slots)
   yield Program("compact", programs.resize.lower(fewer, state), held)

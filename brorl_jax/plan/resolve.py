@@ -33,6 +33,7 @@ from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
 from brorl_jax.rl import advantages, filtering, losses, lr_scaling
+from brorl_jax.rollout import sampler
 from brorl_jax.runs import folder
 from brorl_jax.verdicts.base import MADE
 from brorl_jax.verdicts.own import find
@@ -528,9 +529,13 @@ def _heldout_plan(
     load = dataclasses.replace(
       load, cut=c.eval.top_p < 1.0, max_new_tokens=c.heldout_tokens
     )
+    slots, lanes = c.sampling.slots or None, None
+    if not policy.pool_columns:
+      lanes, few = sampler.together(load.here, load.n)
+      slots, lanes = min(slots or few, few), lanes * rows
     try:
       return memory.rollouts(
-        load, policy.target.memory_bytes, slots=c.sampling.slots or None
+        load, policy.target.memory_bytes, slots=slots, lanes=lanes
       )
     except TooLarge as e:
       if each == 1:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
-from matplotlib.ticker import MaxNLocator
 
 from brorl_jax import evaluate
 from brorl_jax.errors import printable
@@ -98,8 +97,14 @@ class Plot(NamedTuple):
 
 
 def _ticks(low: float, high: float, most: int, whole: bool) -> list[float]:
-  locator = MaxNLocator(most, steps=(1, 2, 5, 10), integer=whole)
-  return [float(x) for x in locator.tick_values(low, high) if low <= x <= high]
+  """Multiples of 1, 2 or 5 times a power of ten, in at most so many parts."""
+  least = max((high - low) / most, float(whole))
+  power = 10.0 ** math.floor(math.log10(least) + 1e-9)
+  step = next(
+    m * power for m in (1, 2, 5, 10) if m * power > least * (1 - 1e-9)
+  )
+  first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+  return [i * step for i in range(first, last + 1)]
 
 
 def drawing(plot: Plot) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
 from jaxtyping import Float, Int
 
 _Z95 = 1.959964  # the normal distribution holds 95 % within +- this
@@ -61,6 +60,8 @@ def paired_t(
   same order; equal numbers in `cluster` are one cluster. Raises ValueError for
   fewer than two pairs or clusters.
   """
+  import scipy.special  # in .2 s, of which a run in training has no need
+
   n = len(a)
   if not n == len(b) >= 2:
     raise ValueError(f"a test needs at least 2 pairs, not {n} and {len(b)}")

@@ -13,6 +13,7 @@ Steps of configs/n512.py take 1.18 and 1.32 times the CPU time without this, of
 need.py 1.21 and 1.44 times, of n16.py .86 times (two rounds, 2026-11-29).
 """
 
+import concurrent.futures as futures
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
+from brorl_jax.many import processes
 from brorl_jax.rollout import programs, slots
 from brorl_jax.rollout.draw import block_of, draw_from
 from brorl_jax.rollout.dynamic_sampling import Feed
@@ -72,39 +74,49 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """As `stream.stream`, for at most this many prompts at a time."""
   program = _program(spec, places)
-  together = program.lanes * spec.devices
-  while True:
-    parts: list[Prompts] = []
-    room = together
-    # The feed may have more than it gives at once.
-    while room and (more := feed(room, not parts)) is not None:
-      parts.append(more)
-      room -= len(more.index)
-    if not parts:
-      return
-    prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    yield prompts, _made(program, together, params, prompts, key)
+  each = program.lanes * spec.devices
+  together = each * spec.groups
+  made = functools.partial(_made, program, each, params, key)
+  with futures.ThreadPoolExecutor(spec.groups) as pool:
+    while True:
+      parts: list[Prompts] = []
+      room = together
+      # The feed may have more than it gives at once.
+      while room and (more := feed(room, not parts)) is not None:
+        parts.append(more)
+        room -= len(more.index)
+      if not parts:
+        return
+      prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+      some = _cut(prompts, -(-len(prompts.index) // spec.groups))
+      yield from zip(some, pool.map(made, some), strict=True)
 
 
 def rollouts(
   spec: RolloutSpec, params: PyTree, prompts: Prompts, key: Key[Array, ""]
 ) -> Rollouts:
   """As `sampler.rollouts`, on the host."""
-  P = len(prompts.index)
-  program = _program(spec, P)
-  places = program.lanes * spec.devices
-  cut = lambda i: jax.tree.map(lambda x: x[i : i + places], prompts)
-  made = lambda i: _made(program, places, params, cut(i), key)
-  parts = [made(i) for i in range(0, P, places)]
+  program = _program(spec, len(prompts.index))
+  each = program.lanes * spec.devices
+  made = functools.partial(_made, program, each, params, key)
+  with futures.ThreadPoolExecutor(spec.groups) as pool:
+    parts = [*pool.map(made, _cut(prompts, each))]
   return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def _cut(prompts: Prompts, each: int) -> list[Prompts]:
+  """So many at a time."""
+  starts = range(0, len(prompts.index), each)
+  return [jax.tree.map(lambda x, i=i: x[i : i + each], prompts) for i in starts]
 
 
 def _program(spec: RolloutSpec, places: int) -> ProgramSpec:
   """Lanes are the prompts of a device, at most those of `spec`; slots are their
-  rows.
+  rows. Both are those of one of the groups.
   """
-  each = min(-(-places // spec.devices), spec.lanes or _PROMPTS)
-  rows = min(max(_ROWS // each, 1), spec.n)
+  most = min(-(-places // spec.devices), spec.lanes or _PROMPTS)
+  each = -(-most // spec.groups)
+  rows = min(max(_ROWS // (each * spec.groups), 1), spec.n)
   shared = dataclasses.replace(spec, slots=rows, lanes=None, blocks=None)
   return shared.program(each * spec.devices)
 
@@ -113,8 +125,8 @@ def _made(
   spec: ProgramSpec,
   places: int,
   params: PyTree,
-  prompts: Prompts,
   key: Key[Array, ""],
+  prompts: Prompts,
 ) -> Rollouts:
   """The rollouts of `places` prompts or fewer, on the host."""
   P = len(prompts.index)
@@ -122,7 +134,10 @@ def _made(
   row = np.where(np.arange(places) < P, np.arange(places), 0)
   read = jax.tree.map(lambda x: np.asarray(x)[row], prompts)
   batch = programs.batch_of(read, np.arange(places) < P)
-  out = jax.device_get(_sampled(spec, params, batch, key))
+  with slots.launching:
+    made = _sampled(spec, params, batch, key)
+  out = jax.device_get(made)
+  processes.trim()  # 1.2 GB of each call, for 135M: the next may not fit there
   return jax.tree.map(lambda x: x[:P], out)
 
 

@@ -13,7 +13,9 @@ reads as many columns as the longest rollout in a slot has tokens, rounded up to
 pages, not as many as the limit. On accelerators see `slots.Blocks`.
 """
 
+import concurrent.futures as futures
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,8 +27,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from brorl_jax.rollout import programs
+from brorl_jax.rollout import slots as states
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
+from brorl_jax.rollout.programs import DecodeInputs
 from brorl_jax.rollout.slots import (
   DecodeProgress,
   Decoder,
@@ -40,19 +43,30 @@ from brorl_jax.types import Prompts, Rollouts
 # `sample` pads prompts to a power of two of at least 16 tokens, so that a new
 # length finds its program compiled (.01 s instead of 11 s).
 _LEAST_PROMPT = 16
-# Rows of a CPU that `sample` decodes together. Rollouts of random length then
-# take each other's slots until the last ones: all at once, 32 prompts x 16 fill
-# .36 of their slots. More rows make a token hardly cheaper (128: .30 CPU-ms for
-# 6 layers of width 256, 512: .27).
+# Rows of a CPU that decode together. Rollouts of random length then take each
+# other's slots until the last ones: all at once, 32 prompts x 16 fill .36 of
+# their slots. More rows make a token hardly cheaper (128: .30 CPU-ms for 6
+# layers of width 256, 512: .27).
 _ROWS = 128
+# Slots of a lane, if many prompts have few rollouts: a lane begins its second
+# prompt before the first one ends, but no third. 200 prompts x 16 fill .92 of
+# 16 lanes of 8 (6,100 tokens per CPU-s), .69 of 8 of 16 (4,900).
+_OF_PROMPT = 8
 # More steps than any rollout has, so that `advance` ends for other reasons.
 _NO_BOUND = 2**30
 # Steps over a pool, at most, before idle slots may be dropped and a device that
 # waits for prompts gets them. An exit costs about one step (estimated).
 _SPAN = 256
-_MOST_SIZES = 7  # of lanes and slots
-# Over pages: a step of 4 slots costs nearly what one of 2 does.
-_LEAST_SLOTS = 4
+# The same over pages when no rollout waits.
+_TAIL_SPAN = 32
+# Least ratio of the slots of a size to the next one, and most sizes: each is
+# compiled, in 2.5 CPU-s for 6 layers of width 256.
+_RATIO = 1.6
+_MOST_SIZES = 8
+# Over pages: a step of 4 rows costs nearly what one of 2 does.
+_LEAST_ROWS = 4
+# Of all slots at most one in so many is idle since lanes are not full.
+_WASTE = 8
 
 
 class OpenRollouts(NamedTuple):
@@ -64,18 +78,30 @@ class OpenRollouts(NamedTuple):
   pages: tuple[Any, ...]  # the newest last, or the pool; () before both
   state: DecodeState
   progress: DecodeProgress
+  prompt: int  # tokens of a prompt
   logits: Any = None  # in a stream, of the first tokens of prompts
 
 
 def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
-  # Compaction copies the pages once and makes each later step 2 to 4 times
-  # cheaper. It waits until no rollout needs a slot, so it is never undone.
-  spec = shrunk(decoding.full, decoding.spec, decoding.progress)
+  with states.launching:
+    decoding, progress = _launched(decoding, steps)
+  return decoding._replace(progress=on_host(progress))
+
+
+def _launched(
+  decoding: OpenRollouts, steps: int
+) -> tuple[OpenRollouts, DecodeProgress]:
+  """Both as they will be when the program has ended."""
+  # Compaction copies the pages once and makes each later step cheaper. It waits
+  # until no rollout needs a slot, so it is never undone.
+  spec = shrunk(decoding)
   decoding = resized(decoding, spec)
   pages = list(decoding.pages) or [programs.cache(spec)]
   if spec.blocks:
     steps = min(steps, page_columns(spec.max_new_tokens), _SPAN)
+  elif not decoding.progress.waiting:
+    steps = min(steps, _TAIL_SPAN)
   # Devices turn the page together, since the number of pages is static. As long
   # as one has work and free columns, the others wait for at most C steps.
   turned = spec.turns and not decoding.progress.room
@@ -95,9 +121,7 @@ def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
     turned,
     np.int32(steps),
   )
-  return decoding._replace(
-    pages=(*older, newest), state=state, progress=on_host(progress)
-  )
+  return decoding._replace(pages=(*older, newest), state=state), progress
 
 
 def resized(decoding: OpenRollouts, spec: ProgramSpec) -> OpenRollouts:
@@ -105,62 +129,70 @@ def resized(decoding: OpenRollouts, spec: ProgramSpec) -> OpenRollouts:
   if decoding.spec == spec:
     return decoding
   row, state = programs.resize(spec, decoding.state)
-  pages = decoding.pages
-  if not spec.blocks:  # a pool stays as it is
-    pages = tuple(programs.moved(spec, page, row) for page in pages)
-  return decoding._replace(spec=spec, pages=pages, state=state)
+  if spec.blocks:  # a pool stays as it is
+    return decoding._replace(spec=spec, state=state)
+  pages = []
+  for page in decoding.pages:
+    pages.append(programs.moved(spec, page, row))
+    jax.tree.map(lambda x: x.delete(), page)  # or there were all of them twice
+  return decoding._replace(spec=spec, pages=tuple(pages), state=state)
 
 
 def on_host(progress: DecodeProgress) -> DecodeProgress:
   """Progress as integers and one array of the host; waits for the program."""
   # One transfer for all fields, not ten.
-  *numbers, resting = jax.device_get(progress)
-  return DecodeProgress(*map(int, numbers), resting=resting)
+  *numbers, resting, rows = jax.device_get(progress)
+  return DecodeProgress(*map(int, numbers), resting=resting, rows=rows)
 
 
 def compact_sizes(
-  lanes: int, slots: int, *, pool: bool
+  lanes: int, slots: int, *, prompt: int, new: int, pool: bool
 ) -> list[tuple[int, int]]:
   """(lanes, slots of each) that programs are compiled for, largest first.
 
-  Few, for each is compiled in 2.5 CPU-s for 6 layers of width 256.
+  The busy slots of a lane may lie in several narrow ones, which have its prompt
+  each, of so many tokens. With responses of at most `new` tokens no size takes
+  more memory than the first.
   """
-  least = min(1 if pool else _LEAST_SLOTS, slots)
-  if lanes == 1:
-    of_one = _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
-    return [(1, s) for s in of_one]
-  of_one = _numbers(slots, least, 3, 4)
-  several = _numbers(lanes, 1, 3, 4)[:-1]
-  grid = [(n, s) for n in several for s in of_one[:2]]
-  grid += [(1, s) for s in of_one]
-  return sorted(grid, key=math.prod, reverse=True)
+  most = lanes * slots
+  least = min(1 if pool else _LEAST_ROWS, most)
+  last = min(4 * least, most)
+  steps = math.ceil(math.log(most / last, _RATIO))
+  middle = np.geomspace(most, last, min(steps, _MOST_SIZES - 2) + 1)[
+    1:
+  ].tolist()
+  found = [(lanes, slots)]
+  for rows in [*(-(-x // 4) * 4 for x in middle), least]:
+    # The last one of a lane's narrow ones is half idle on average.
+    narrow = 1 << int(math.log2(max(2 * rows / (_WASTE * lanes), 1)))
+    count = math.ceil(rows / narrow)
+    freed = 0 if pool else (most - count * narrow) * new
+    if lanes == 1 or 2 * (count - lanes) * prompt > freed:
+      narrow = math.ceil(rows / lanes)
+      count = math.ceil(rows / narrow)
+    if count * narrow < math.prod(found[-1]):
+      found.append((count, narrow))
+  return found
 
 
-def shrunk(
-  full: ProgramSpec, now: ProgramSpec, progress: DecodeProgress
-) -> ProgramSpec:
-  """`now` with fewer lanes or slots, if no rollout waits and many are idle."""
+def shrunk(decoding: OpenRollouts) -> ProgramSpec:
+  """The program with fewest slots that hold what is busy, if none waits."""
+  now, progress = decoding.spec, decoding.progress
   # At most 64 columns: compiling would take longer than the steps left.
   if progress.waiting or now.pages == 1:
     return now
   fits = now.lanes, now.slots
-  sizes = compact_sizes(full.lanes, full.slots, pool=bool(full.blocks))
-  for A, R in sizes:
-    if progress.lanes <= A <= fits[0] and progress.slots <= R <= fits[1]:
-      fits = A, R
+  for size in compact_sizes(
+    *now.full,
+    prompt=decoding.prompt,
+    new=now.max_new_tokens,
+    pool=bool(now.blocks),
+  ):
+    # Lanes of each device, of which one needs most.
+    needed = (-(-progress.rows // size[1])).reshape(-1, now.full[0]).sum(axis=1)
+    if needed.max() <= size[0] and math.prod(size) < math.prod(fits):
+      fits = size
   return dataclasses.replace(now, lanes=fits[0], slots=fits[1])
-
-
-def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
-  """At most `count` numbers from `most` to `least` in equal ratios of about
-  `ratio`, or more if that would be too many; above 8 they are multiples of 4.
-  """
-  if most == least:
-    return [least]
-  steps = min(math.ceil(math.log(most / least, ratio)), count - 1)
-  inner = np.ceil(np.geomspace(most, least, steps + 1)[1:-1] - 1e-9)
-  up = [int(n) + (-int(n) % 4 if n > 8 else 0) for n in inner]
-  return [most, *up, least]
 
 
 def rollouts(
@@ -173,23 +205,65 @@ def rollouts(
 ) -> Rollouts:
   """N rollouts of each prompt; prompts and slots lie on rows of devices. The
   `key` of this training step is only folded, so the caller may use it again.
-  `watch` gets the progress after the prefill and after each program.
+  `watch` gets the progress after the prefill and after each program, of each
+  group by itself.
   """
+  P, n, count = len(prompts.index), spec.n, spec.groups
+  one = functools.partial(_of_group, params=params, key=key, watch=watch)
+  if count == 1 or (P % count and n % count):
+    return one(spec, prompts)
+  if P % count:  # each makes some rollouts of all prompts
+    n //= count
+    slots = -(-spec.slots // count)
+    spec = dataclasses.replace(spec, n=n, slots=slots, groups=1)
+    first = [np.full(P, g * n, np.int32) for g in range(count)]
+    own = [dataclasses.replace(prompts, first=x) for x in first]
+    join = functools.partial(jnp.concatenate, axis=1)
+  else:
+    spec = spec.share(P)
+    cut = lambda g: jax.tree.map(lambda x: np.asarray(x)[g::count], prompts)
+    own = [cut(g) for g in range(count)]
+    join = lambda x: jnp.stack(x, axis=1).reshape(P, *x[0].shape[1:])
+  with futures.ThreadPoolExecutor(count) as pool:
+    parts = [*pool.map(functools.partial(one, spec), own)]
+  arrays = zip(
+    *((x.tokens, x.logp, x.mask, x.truncated) for x in parts), strict=True
+  )
+  steps = [part.slot_steps for part in parts]
+  steps = sum(steps) if P % count else join(steps)
+  return Rollouts(*map(join, arrays), slot_steps=steps)
+
+
+def _of_group(
+  spec: RolloutSpec,
+  prompts: Prompts,
+  *,
+  params: PyTree,
+  key: Key[Array, ""],
+  watch: Callable[[DecodeProgress], None],
+) -> Rollouts:
+  """The rollouts of one group."""
   P, n = len(prompts.index), spec.n
   # 3 prompts on 2 devices: each reads every prompt and makes half its rollouts.
   batch, parts = _spread(prompts, n, spec.devices)
   program = spec.program(len(batch.index), parts=parts)
   # Part k of a prompt makes its rollouts k N / parts and following.
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
-  batch = PrefillBatch(batch, offset, np.ones(len(batch.index), bool))
-  inputs, state, progress = programs.start(program, params, batch, key)
+  batch = programs.batch_of(batch, np.ones(len(batch.index), bool))
+  batch = batch._replace(offset=batch.offset + offset)
+  with states.launching:
+    started = programs.start(program, params, batch, key)
+  inputs, state, progress = started
   now = on_host(progress)
-  decoding = OpenRollouts(program, program, inputs, (), state, now)
+  decoding = OpenRollouts(
+    program, program, inputs, (), state, now, batch.prompts.tokens.shape[1]
+  )
   watch(now)
   while decoding.progress.busy + decoding.progress.waiting:
     decoding = advance(decoding)
     watch(decoding.progress)
-  out = programs.finish(decoding.spec, decoding.state)
+  with states.launching:
+    out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
   arrays = map(together, (out.tokens, out.logp, out.mask, out.truncated))
   slot_steps = jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P]
@@ -213,6 +287,13 @@ def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
     return jax.tree.map(lambda x: np.repeat(x, parts, axis=0), prompts), parts
   more = np.arange(P + -P % devices) % P
   return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
+
+
+def together(prompts: int, n: int) -> tuple[int, int]:
+  """(lanes, slots of each) that decode n rollouts of each prompt on a CPU."""
+  most = max(-(-_ROWS // max(prompts, 1)), min(-(-n // 2), _OF_PROMPT))
+  slots = max(min(most, n), 1)
+  return max(min(_ROWS // slots, prompts), 1), slots
 
 
 def prompt_width(longest: int) -> int:
@@ -255,11 +336,11 @@ def sample(
     mesh: From `meshes`; one device if None.
   """
   # A pool has room for what it holds; pages are as long for all rows.
-  most = _ROWS if not policy.pool_columns else len(prompts) * n
-  if lanes is None:
-    lanes = max(min(len(prompts), most), 1)
-  if slots is None:
-    slots = max(min(-(-most // max(lanes, 1)), n), 1)
+  few = len(prompts), n
+  if not policy.pool_columns:
+    few = together(len(prompts), n)
+  lanes = few[0] if lanes is None else lanes
+  slots = few[1] if slots is None else slots
   sampling = SamplingParams(temperature, top_k, top_p, min_p)
   for name, value, high in (
     ("prompts", len(prompts), math.inf),

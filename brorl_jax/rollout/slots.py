@@ -12,6 +12,7 @@ to P - 1. Prompt P has no rollouts and fills the window of lanes without work.
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -85,6 +86,7 @@ class ProgramSpec:
   max_new_tokens: int  # T
   lanes: int  # A, lanes of one device
   slots: int  # R, slots of one lane
+  full: tuple[int, int]  # A and R before idle slots were dropped
   columns: int  # C, columns of a page, or tokens of a block
   mesh: Mesh | None
   # Whether more prompts may arrive. The decode loop then also ends when enough
@@ -129,11 +131,22 @@ class RolloutSpec:
   # Of each device's pool; None: enough for the longest rollouts in all slots.
   blocks: int | None = None
   mesh: Mesh | None = None  # from `meshes`; one device if None
+  # Programs of a CPU that decode beside each other, each its share of prompts
+  # or rollouts: operations of 24 us in one chain keep one core busy.
+  groups: int = 1
 
   @property
   def devices(self) -> int:
     """Rows of devices, each of which has its own prompts."""
     return meshes.of(self.mesh).rows
+
+  def share(self, places: int) -> "RolloutSpec":
+    """What one of `groups` decodes, of prompts in so many places."""
+    lanes, slots = self.lanes or places, self.slots
+    if lanes < self.groups:
+      slots = -(-slots // self.groups)
+    lanes = -(-lanes // self.groups)
+    return dataclasses.replace(self, lanes=lanes, slots=slots, groups=1)
 
   def program(
     self, places: int, *, parts: int = 1, streams: bool = False
@@ -142,6 +155,8 @@ class RolloutSpec:
     rollouts of a prompt are cut into `parts`, each with a place.
     """
     lanes = places if self.lanes is None else self.lanes * parts
+    lanes = min(-(-lanes // self.devices), places // self.devices)
+    slots = -(-self.slots // parts)
     pool = self.policy.pool_columns
     spec = ProgramSpec(
       self.policy,
@@ -149,8 +164,9 @@ class RolloutSpec:
       self.stop_ids,
       chunk=self.n // parts,
       max_new_tokens=self.max_new_tokens,
-      lanes=min(-(-lanes // self.devices), places // self.devices),
-      slots=-(-self.slots // parts),
+      lanes=lanes,
+      slots=slots,
+      full=(lanes, slots),
       columns=pool or page_columns(self.max_new_tokens),
       mesh=self.mesh,
       streams=streams,
@@ -163,6 +179,8 @@ class RolloutSpec:
     return dataclasses.replace(spec, blocks=blocks)
 
 
+# Two threads that need the same program would both compile it.
+launching = threading.Lock()
 # On every row of devices in full, or cut along the first axis over all rows.
 WHOLE, SPLIT = PartitionSpec(), PartitionSpec(meshes.ROWS)
 
@@ -357,6 +375,9 @@ class DecodeState:
   todo: Int[Array, " places"]  # prompts in the order they get a lane, then P
   next: Int[Array, " one"]  # index in `todo` of the first prompt without a lane
   window: Int[Array, "A W"]  # prompts that each lane works on; P is none
+  home: Int[
+    Array, " A"
+  ]  # lane of which it is a part, before slots were dropped
   started: Int[Array, " A"]  # rollouts of the window that have had a slot
   rollout: Int[Array, "A R"]  # p N + n of the slot's rollout; P N if idle
   token: Int[Array, "A R"]  # its last token, not yet in the cache
@@ -368,8 +389,6 @@ class DecodeState:
 class DecodeProgress(NamedTuple):
   """How far the rollouts are, over all devices; on the host as integers."""
 
-  slots: Any  # busy slots of the busiest lane
-  lanes: Any  # lanes with a busy slot, on the device that has most of them
   longest: Any  # tokens of the longest rollout that has a slot
   busy: Any  # busy slots, summed over devices
   waiting: Any  # rollouts that have had no slot yet, summed over devices
@@ -378,6 +397,7 @@ class DecodeProgress(NamedTuple):
   stalled: Any  # the slot steps that waited for a block, see `Blocks`
   restarted: Any  # rollouts that gave their blocks back and began again
   resting: Any  # [P]: whether no lane has this prompt or will get it
+  rows: Any  # [homes]: busy slots of the lane and its parts; of all devices
 
 
 def pack(
@@ -510,8 +530,6 @@ def measure_progress(
     largest = functools.partial(jax.lax.pmax, axis_name=meshes.ROWS)
     add = functools.partial(jax.lax.psum, axis_name=meshes.ROWS)
   return DecodeProgress(
-    slots=largest(jnp.max(jnp.sum(busy, axis=1))),
-    lanes=largest(jnp.sum(jnp.any(busy, axis=1))),
     longest=largest(jnp.max(jnp.where(busy, state.length, 0))),
     busy=add(jnp.sum(busy)),
     waiting=add(waiting),
@@ -520,4 +538,7 @@ def measure_progress(
     stalled=add(stalled[0]),
     restarted=add(restarted[0]),
     resting=~held[:P],
+    rows=jnp.zeros(spec.full[0], jnp.int32)
+    .at[state.home]
+    .add(jnp.sum(busy, axis=1, dtype=jnp.int32)),
   )

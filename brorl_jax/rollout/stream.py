@@ -9,6 +9,8 @@ and another prompt needs it; the first prompt is then read again if more is
 asked for. As many rows as places suffice.
 """
 
+import collections
+import concurrent.futures as futures
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -33,6 +35,9 @@ _TOKENS_TOGETHER = 2048
 # large enough that few calls are needed and small enough that one finished
 # prompt does not copy the rollouts of all places (8 P N T bytes).
 SHARE = 4
+
+
+_FIRST = futures.FIRST_COMPLETED
 
 
 def prompts_together(each: int, S: int) -> int:
@@ -220,54 +225,130 @@ def stream(
   `feed` is called for prompts when a place is free. The number of `places` is a
   multiple of the devices' rows; `params` must not be donated before the end.
   """
-  devices, each = spec.devices, places // spec.devices
-  program = spec.program(places, streams=True)
-  held, shelf = Places(devices, each), Shelf(devices, each)
-  decoding: OpenRollouts | None = None
-  spent = 0
-  while True:
-    room = held.room
-    more = feed(room, not any(held.chunks)) if room else None
-    if more is not None:
-      batch, at = held.put(more)
-      rows, parts = shelf.rows(batch, held.prompts)
-      for part in parts:
-        if decoding is not None:
-          inputs = decoding.inputs
-          # Of the full size whatever is decoding: one program.
-          logits, prefix = read_more(
-            decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
-          )
-          inputs = inputs._replace(prefix=prefix)
-          decoding = decoding._replace(inputs=inputs, logits=logits)
+  count = min(spec.groups, places)
+  spec = dataclasses.replace(spec, groups=count).share(places)
+  make = functools.partial(_Group, spec, params, key, watch)
+  groups = [make(places // count + (g < places % count)) for g in range(count)]
+  dealt = _Dealt(feed, count)
+  running: dict[futures.Future[None], _Group] = {}
+  with futures.ThreadPoolExecutor(count) as pool:
+    while True:
+      for g, group in enumerate(groups):
+        if group in running.values():
           continue
-        opened = open_shelf(program, params, part, key, each=each)
-        inputs, logits, state, progress = opened
-        decoding = OpenRollouts(
-          program, program, inputs, (), state, sampler.on_host(progress), logits
-        )
-      assert decoding is not None  # the first prompts are unread
-      chunks = programs.Chunks(
-        batch.prompts.index, batch.offset, batch.real, rows
+        # Places may be left, and the feed may have more prompts.
+        while room := group.held.room:
+          idle = not any(any(other.held.chunks) for other in groups)
+          if (more := dealt(g, room, idle)) is None:
+            break
+          group.admit(more)
+        if any(group.held.chunks):
+          running[pool.submit(group.advance)] = group
+      if not running:
+        return
+      for future in futures.wait(running, return_when=_FIRST).done:
+        future.result()
+        yield from running.pop(future).finished()
+
+
+class _Dealt:
+  """What the feed gives, one after another to each group: in whose programs a
+  prompt decodes depends on no clock.
+  """
+
+  def __init__(self, feed: Feed, groups: int):
+    self._feed, self._given = feed, 0
+    self._own = [collections.deque[Prompts]() for _ in range(groups)]
+
+  def __call__(self, g: int, room: int, idle: bool) -> Prompts | None:
+    """At most so many for this group; None if there is none now."""
+    own = self._own[g]
+    while len(own) < room:
+      left = any(self._own)
+      if (more := self._feed(room - len(own), idle and not left)) is None:
+        break
+      for i in range(len(more.index)):
+        one = jax.tree.map(lambda x, i=i: x[i : i + 1], more)
+        self._own[self._given % len(self._own)].append(one)
+        self._given += 1
+    some = [own.popleft() for _ in range(min(room, len(own)))]
+    if not some:
+      return None
+    return jax.tree.map(lambda *x: np.concatenate(x), *some)
+
+
+class _Group:
+  """Prompts that decode together, in lanes and places of their own."""
+
+  def __init__(
+    self,
+    spec: slots.RolloutSpec,
+    params: PyTree,
+    key: Key[Array, ""],
+    watch: Callable[[slots.DecodeProgress], None],
+    places: int,
+  ):
+    self._params, self._key, self._watch = params, key, watch
+    self._devices, self._each = spec.devices, places // spec.devices
+    self._program = spec.program(places, streams=True)
+    self.held = Places(self._devices, self._each)
+    self._shelf = Shelf(self._devices, self._each)
+    self._decoding: OpenRollouts | None = None
+    self._spent = 0
+
+  def admit(self, more: Prompts) -> None:
+    """Puts prompts into free places; those that are unread are read."""
+    batch, at = self.held.put(more)
+    rows, parts = self._shelf.rows(batch, self.held.prompts)
+    for part in parts:
+      self._decoding = self._read(part)
+    assert self._decoding is not None  # the first prompts are unread
+    chunks = programs.Chunks(
+      batch.prompts.index, batch.offset, batch.real, rows
+    )
+    self._decoding = _admitted(self._decoding, chunks, at, self._key)
+    self._watch(self._decoding.progress)
+
+  def _read(self, part: PromptPart) -> OpenRollouts:
+    if (decoding := self._decoding) is not None:
+      inputs = decoding.inputs
+      # Of the full size whatever is decoding: one program.
+      logits, prefix = read_more(
+        decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
       )
-      decoding = _admitted(decoding, chunks, at, key)
-      watch(decoding.progress)
-      continue  # places may be left, and the feed may have more prompts
-    if decoding is None or not any(held.chunks):
-      return
+      inputs = inputs._replace(prefix=prefix)
+      return decoding._replace(inputs=inputs, logits=logits)
+    program = self._program
+    inputs, logits, state, progress = open_shelf(
+      program, self._params, part, self._key, each=self._each
+    )
+    now, prompt = sampler.on_host(progress), part.tokens.shape[1]
+    return OpenRollouts(
+      program, program, inputs, (), state, now, prompt, logits
+    )
+
+  def advance(self) -> None:
+    """Decodes until the host must act."""
+    decoding = self._decoding
+    assert decoding is not None
     if decoding.progress.busy + decoding.progress.waiting:
-      decoding = sampler.advance(decoding)
-      watch(decoding.progress)
+      self._decoding = sampler.advance(decoding)
+
+  def finished(self) -> Iterator[tuple[Prompts, Rollouts]]:
+    """Prompts of which all rollouts have ended; frees their places."""
+    decoding, held = self._decoding, self.held
+    assert decoding is not None
+    self._watch(decoding.progress)
     # If all rollouts ended with their first token, no program runs that would
     # give the prompts to lanes and take them away again: all are done.
     over = not decoding.progress.busy + decoding.progress.waiting
-    resting = over | decoding.progress.resting.reshape(devices, each)
-    done = held.among(resting)
+    resting = decoding.progress.resting.reshape(self._devices, self._each)
+    done = held.among(over | resting)
     # Slot-steps are counted in total, not per prompt: those since the last
     # prompts finished are divided evenly among the prompts that finish now.
     count = sum(map(len, done))
-    share = (decoding.progress.slot_steps - spent) / max(count, 1)
-    spent = decoding.progress.slot_steps if count else spent
+    share = (decoding.progress.slot_steps - self._spent) / max(count, 1)
+    self._spent = decoding.progress.slot_steps if count else self._spent
     for start in range(0, max(map(len, done)), held.visited):
       some = [own[start : start + held.visited] for own in done]
       yield _handed_out(decoding, held, some, share)

@@ -81,17 +81,13 @@ def values(c, fields) -> dict:
   return {field: flat[configured.SHORT[field]] for field in fields}
 
 
-@pytest.mark.parametrize(
-  "of, preset",
-  [
-    (of, preset)
-    for of in FILES
-    for preset in presets.NAMES
-    if preset not in ("hard", "smollm2")
-    if (of, preset) != (prorl_v1, "steps")
-  ],
-  ids=lambda x: getattr(x, "__name__", x),
-)
+@pytest.mark.parametrize("of, preset", [
+  (of, preset)
+  for of in FILES
+  for preset in presets.NAMES
+  if preset not in ("hard", "smollm2")
+  if (of, preset) != (prorl_v1, "steps")
+], ids=lambda x: getattr(x, "__name__", x))  # fmt: skip
 def test_a_preset_has_every_value_that_its_source_states(of, preset):
   c = settings.training(of.get_config(preset))
   want = ANYWHERE | STATED[of]

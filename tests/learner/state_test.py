@@ -65,14 +65,11 @@ def test_a_reference_is_kept_only_for_a_kl_term():
   assert int(state.step) == 0
 
 
-@pytest.mark.parametrize(
-  "offload, on_host",
-  [
-    ("nothing", set()),
-    ("reference", {"reference"}),
-    ("moments", {"reference", "opt"}),
-  ],
-)
+@pytest.mark.parametrize("offload, on_host", [
+  ("nothing", set()),
+  ("reference", {"reference"}),
+  ("moments", {"reference", "opt"}),
+])  # fmt: skip
 def test_where_each_part_of_a_state_lies(offload, on_host):
   state = made(offload=offload)
   parts = ("params", "reference", "opt")

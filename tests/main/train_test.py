@@ -85,19 +85,13 @@ def refuses(failed, tmp_path):
   return line
 
 
-@pytest.mark.parametrize(
-  "fields, line",
-  tiers.some(
-    [
-      ({"sampling.max_new_tokens": 40_000}, "sampling.max_new_tokens = 40040"),
-      ({"policy.checkpoint": "nowhere"}, "checkpoint 'nowhere'"),
-      ({"devices.mesh_tensor": 3}, "does not fill the 8 devices"),
-      ({"data.prompt_tokens": 8}, "config.data.prompt_tokens = 8"),
-      ({"data.families.gcd.settings.max_value": 0}, "gcd"),
-    ],
-    3,
-  ),
-)
+@pytest.mark.parametrize("fields, line", tiers.some([
+  ({"sampling.max_new_tokens": 40_000}, "sampling.max_new_tokens = 40040"),
+  ({"policy.checkpoint": "nowhere"}, "checkpoint 'nowhere'"),
+  ({"devices.mesh_tensor": 3}, "does not fill the 8 devices"),
+  ({"data.prompt_tokens": 8}, "config.data.prompt_tokens = 8"),
+  ({"data.families.gcd.settings.max_value": 0}, "gcd"),
+], 3))  # fmt: skip
 def test_what_does_not_fit_the_policy_is_refused(refuses, fields, line):
   assert messages.mentions(refuses(**fields), line)
 

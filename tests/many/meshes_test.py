@@ -58,14 +58,11 @@ def test_a_process_has_whole_rows(axes, processes, want):
   assert axes.share(processes) == want
 
 
-@pytest.mark.parametrize(
-  "axes, processes, why",
-  [
-    (Axes(1, 4, 2), 8, "2 devices ... 8 processes ... 1 ... mesh_tensor"),
-    (Axes(2, 3), 4, "1 devices ... 4 processes ... mesh_tensor"),
-    (Axes(3, 4), 2, "the 6 rows ... 2 processes ... mesh_fsdp"),
-  ],
-)
+@pytest.mark.parametrize("axes, processes, why", [
+  (Axes(1, 4, 2), 8, "2 devices ... 8 processes ... 1 ... mesh_tensor"),
+  (Axes(2, 3), 4, "1 devices ... 4 processes ... mesh_tensor"),
+  (Axes(3, 4), 2, "the 6 rows ... 2 processes ... mesh_fsdp"),
+])  # fmt: skip
 def test_a_row_in_several_processes_is_refused(axes, processes, why):
   """Nor a share that is no block of the mesh: one copy and a half."""
   with refuses(ValueError, why):

@@ -93,17 +93,13 @@ def test_the_scale_of_a_rope_lengthens_what_it_turns():
 PLAIN = [1.0, 0.5, 0.25, 0.125]
 
 
-@pytest.mark.parametrize(
-  "rope, want",
-  [
-    (Rope(16.0), PLAIN),
-    # Up to the trained positions, which a policy does not pass.
-    (Rope(16.0, "dynamic", 4.0), PLAIN),
-    (Rope(16.0, "linear", 4.0), [0.25, 0.125, 0.0625, 0.03125]),
-    (Rope(16.0, "linear", 1.0), PLAIN),
-  ],
-  ids=lambda x: getattr(x, "kind", ""),
-)
+@pytest.mark.parametrize("rope, want", [
+  (Rope(16.0), PLAIN),
+  # Up to the trained positions, which a policy does not pass.
+  (Rope(16.0, "dynamic", 4.0), PLAIN),
+  (Rope(16.0, "linear", 4.0), [0.25, 0.125, 0.0625, 0.03125]),
+  (Rope(16.0, "linear", 1.0), PLAIN),
+], ids=lambda x: getattr(x, "kind", ""))  # fmt: skip
 def test_frequencies_that_ignore_lengths(rope, want):
   got = rope.frequency(8)
   assert got.dtype == np.float32 and isinstance(got, np.ndarray)

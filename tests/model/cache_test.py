@@ -378,14 +378,10 @@ SHARED = Sizes(20, 2, 6, 2, 16)  # by devices of axis `expert`, with its queries
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "half, every",
-  [
-    (Sizes(20, 2, 3, 4, 16), [Axes(1, 4, 2), Axes(1, 2, 4), Axes(1, 4)]),
-    (SHARED, [Axes(1, 1, 2, 3), Axes(1, 2, 2, 2)]),
-  ],
-  indirect=["half"],
-)
+@pytest.mark.parametrize("half, every", [
+  (Sizes(20, 2, 3, 4, 16), [Axes(1, 4, 2), Axes(1, 2, 4), Axes(1, 4)]),
+  (SHARED, [Axes(1, 1, 2, 3), Axes(1, 2, 2, 2)]),
+], indirect=["half"])  # fmt: skip
 def test_heads_spread_over_devices_stay_there(half, every):
   want = attending("cpu")(*half)
   for axes in every:

@@ -312,22 +312,16 @@ def damage_nan(t):
   t[Q][3, 2] = np.nan
 
 
-@pytest.mark.parametrize(
-  "change, message",
-  tiers.some(
-    [
-      (lambda t: t.pop(Q), f"no tensor {Q}"),
-      (
-        lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
-        "unknown tensors a.y, b.x",
-      ),
-      (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
-      (damage_nan, f"{Q} ... finite"),
-      (damage_type, f"{Q} ... I8 ... of F32, BF16, F16"),
-    ],
-    2,
+@pytest.mark.parametrize("change, message", tiers.some([
+  (lambda t: t.pop(Q), f"no tensor {Q}"),
+  (
+    lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
+    "unknown tensors a.y, b.x",
   ),
-)
+  (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
+  (damage_nan, f"{Q} ... finite"),
+  (damage_type, f"{Q} ... I8 ... of F32, BF16, F16"),
+], 2))  # fmt: skip
 def test_refuses_tensors_by_name(saved, change, message):
   rewrite(saved, change)
   refused(saved, saved, message)

@@ -272,15 +272,11 @@ def gathered(text):
 
 
 @pytest.mark.perf
-@pytest.mark.parametrize(
-  "kernel, down, router",
-  [
-    (P("tensor"), P("tensor"), P()),
-    # As sharding.py has it: the width over the other axis.
-    (P("tensor", "fsdp"), P("tensor", None, "fsdp"), P("fsdp")),
-  ],
-  ids=["by expert", "by expert and width"],
-)
+@pytest.mark.parametrize("kernel, down, router", [
+  (P("tensor"), P("tensor"), P()),
+  # As sharding.py has it: the width over the other axis.
+  (P("tensor", "fsdp"), P("tensor", None, "fsdp"), P("fsdp")),
+], ids=["by expert", "by expert and width"])  # fmt: skip
 def test_experts_spread_over_devices_stay_where_they_are(kernel, down, router):
   mesh = meshes.make_mesh(fsdp=2, tensor=4)
   args = some(3)

@@ -41,8 +41,8 @@ def test_every_part_by_hand():
   decoding = stages["decoding"]
   assert decoding.pop("work") > 0
   assert decoding == always | {"lanes": 2 * 2 * 7 * 12 * 4, "cache": 3 * page}
-  # A quarter of the slots, but at least one of each lane: 3 of 6.
-  assert stages["compacting"] == always | {"cache": 2 * page + page}
+  # Four of six slots.
+  assert stages["compacting"] == always | {"cache": 2 * page + page * 4 // 6}
   results = 14 * 5 * 6 * 70
   assert stages["finishing"] == always | {"cache": 2 * page, "results": results}
   prefilling = stages["prefilling"]
@@ -286,7 +286,8 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 def needs(policy, n, P, S, T, slots, lanes, sampling):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
   C = page_columns(T)
-  spec = ProgramSpec(policy, sampling, (0,), n, T, lanes, slots, C, None)
+  sizes = lanes, slots
+  spec = ProgramSpec(policy, sampling, (0,), n, T, *sizes, sizes, C, None)
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),

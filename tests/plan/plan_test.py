@@ -178,7 +178,7 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   small = functools.partial(plans, rows=1, blocks=1)  # a small update
   roomy = small()
   assert roomy.heldout.load.prompts == 256  # 4096 / 16, of 480
-  assert roomy.heldout.slots == 16
+  assert (roomy.heldout.lanes, roomy.heldout.slots) == (16, 8)
   assert small(eval_prompts=1).heldout.load.prompts == 8
   assert small(slots=5).heldout.slots == 5
   assert small(eval_prompts=0).heldout.load.prompts == 256

@@ -38,19 +38,16 @@ def test_paired_t_by_hand():
   assert got.p_one_sided == pytest.approx(want / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-  "n, t, p",
-  [
-    # 4 degrees of freedom: P(T > t) = 1/2 - s (1 - s^2 / 3) 3 / 4,
-    # s = t / sqrt(4 + t^2), which is .6 and .8 here.
-    (5, 1.5, 0.5 - 0.6 * (1 - 0.36 / 3) * 0.75),
-    (5, 8 / 3, 0.5 - 0.8 * (1 - 0.64 / 3) * 0.75),
-    # Of many it is the normal one, whose tails stand in every table; the
-    # next term of the expansion in 1 / dof is (t^3 + t) / 4 of the density.
-    (1_000_000, 1.959963984540054, 0.025 + 1.3865e-7),
-    (1_000_000, 6.0, 9.86588e-10 + 3.372e-13),
-  ],
-)
+@pytest.mark.parametrize("n, t, p", [
+  # 4 degrees of freedom: P(T > t) = 1/2 - s (1 - s^2 / 3) 3 / 4,
+  # s = t / sqrt(4 + t^2), which is .6 and .8 here.
+  (5, 1.5, 0.5 - 0.6 * (1 - 0.36 / 3) * 0.75),
+  (5, 8 / 3, 0.5 - 0.8 * (1 - 0.64 / 3) * 0.75),
+  # Of many it is the normal one, whose tails stand in every table; the
+  # next term of the expansion in 1 / dof is (t^3 + t) / 4 of the density.
+  (1_000_000, 1.959963984540054, 0.025 + 1.3865e-7),
+  (1_000_000, 6.0, 9.86588e-10 + 3.372e-13),
+])  # fmt: skip
 def test_tails_of_students_t(n, t, p):
   d = np.resize([-1.0, 1.0], n)
   d = (d - d.mean()) / d.std(ddof=1) + t / n**0.5

@@ -33,26 +33,20 @@ def one_token(ratio: float, advantage: float, **more: float):
   return float(value), float(grad[0, 0]), stats
 
 
-@pytest.mark.parametrize(
-  "ratio, advantage, value, gradient",
-  tiers.some(
-    [
-      (1.0, 2.0, -2.0, -2.0),  # on policy: plain policy gradient
-      (1.0, -2.0, 2.0, 2.0),
-      (1.1, 1.0, -1.1, -1.1),  # inside the clip
-      (0.9, -1.0, 0.9, 0.9),
-      (1.27, 1.0, -1.27, -1.27),  # clip_high is not clip_low
-      (1.29, 1.0, -1.28, 0.0),
-      (0.81, -1.0, 0.81, 0.81),
-      (0.79, -1.0, 0.8, 0.0),
-      (1.5, 1.0, -1.28, 0.0),  # good token, already much likelier: held
-      (0.5, 1.0, -0.5, -0.5),  # good token, fell: pulled back up
-      (0.5, -1.0, 0.8, 0.0),  # bad token, already much rarer: held
-      (1.5, -1.0, 1.5, 1.5),  # bad token, rose: pushed down
-    ],
-    3,
-  ),
-)
+@pytest.mark.parametrize("ratio, advantage, value, gradient", tiers.some([
+  (1.0, 2.0, -2.0, -2.0),  # on policy: plain policy gradient
+  (1.0, -2.0, 2.0, 2.0),
+  (1.1, 1.0, -1.1, -1.1),  # inside the clip
+  (0.9, -1.0, 0.9, 0.9),
+  (1.27, 1.0, -1.27, -1.27),  # clip_high is not clip_low
+  (1.29, 1.0, -1.28, 0.0),
+  (0.81, -1.0, 0.81, 0.81),
+  (0.79, -1.0, 0.8, 0.0),
+  (1.5, 1.0, -1.28, 0.0),  # good token, already much likelier: held
+  (0.5, 1.0, -0.5, -0.5),  # good token, fell: pulled back up
+  (0.5, -1.0, 0.8, 0.0),  # bad token, already much rarer: held
+  (1.5, -1.0, 1.5, 1.5),  # bad token, rose: pushed down
+], 3))  # fmt: skip
 def test_ppo_matches_hand_computation(ratio, advantage, value, gradient):
   got_value, got_gradient, stats = one_token(ratio, advantage)
   assert got_value == pytest.approx(value, rel=1e-6)

@@ -121,25 +121,19 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should():
   assert abs(wrong.var() / want - 1) < 0.05  # Poisson
 
 
-@pytest.mark.parametrize(
-  "surrogate, loss",
-  tiers.some(
-    [
-      (
-        sim.weighted_by_probability,
-        lambda z, w: jnp.sum(w * jax.nn.softmax(z)),
-      ),
-      (sim.log_probability, lambda z, w: jnp.sum(w * jax.nn.log_softmax(z))),
-      (
-        sim.ratio,
-        lambda z, w: jnp.sum(
-          w * jax.nn.softmax(z) / jax.lax.stop_gradient(jax.nn.softmax(z))
-        ),
-      ),
-    ],
-    1,
+@pytest.mark.parametrize("surrogate, loss", tiers.some([
+  (
+    sim.weighted_by_probability,
+    lambda z, w: jnp.sum(w * jax.nn.softmax(z)),
   ),
-)
+  (sim.log_probability, lambda z, w: jnp.sum(w * jax.nn.log_softmax(z))),
+  (
+    sim.ratio,
+    lambda z, w: jnp.sum(
+      w * jax.nn.softmax(z) / jax.lax.stop_gradient(jax.nn.softmax(z))
+    ),
+  ),
+], 1))  # fmt: skip
 def test_surrogates_are_gradients_of_what_they_say(surrogate, loss):
   rng = np.random.default_rng(3)
   z = jnp.asarray(rng.normal(size=40), jnp.float32)

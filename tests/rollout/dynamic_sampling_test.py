@@ -124,15 +124,12 @@ def test_a_rejected_one_is_replaced_while_others_go_on():
   assert passed == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
-  "rewards, said",
-  [
-    ([0.0, 0.0], "all rewards are 0 ... easier prompts"),
-    ([1.0, 1.0], "all rewards are 1 ... harder prompts"),
-    ([0.25, 0.25], "all rewards are 0.25 ... easier prompts"),
-    ([0.0, 1.0], "config.filter.keep ... easier or harder prompts"),
-  ],
-)
+@pytest.mark.parametrize("rewards, said", [
+  ([0.0, 0.0], "all rewards are 0 ... easier prompts"),
+  ([1.0, 1.0], "all rewards are 1 ... harder prompts"),
+  ([0.25, 0.25], "all rewards are 0.25 ... easier prompts"),
+  ([0.0, 1.0], "config.filter.keep ... easier or harder prompts"),
+])  # fmt: skip
 def test_a_shortage_names_the_reward_that_all_have(rewards, said):
   sampled = run(set(), target=1, candidates=range(2))
   scores = sampled.groups.scores

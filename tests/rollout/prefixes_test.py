@@ -28,10 +28,10 @@ from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
 
-def both(prompts, n, T, *, policy=None, params=RECALL, mesh=None, **cut):
+def both(prompts, n, T, *, params=RECALL, mesh=None, groups=1, **cut):
   how = dict(n=n, max_new_tokens=T, sampling=SamplingParams(**cut), mesh=mesh)
-  one = spec(policy or Recall(), **how)
-  alone = dataclasses.replace(one, mesh=None)
+  one = spec(Recall(), groups=groups, **how)
+  alone = dataclasses.replace(one, mesh=None, groups=1)
   want = jax.device_get(sampler.rollouts(alone, params, prompts, KEY))
   return prefixes.rollouts(one, params, prompts, KEY), want
 
@@ -47,22 +47,16 @@ def same(got, want, atol=1e-6):
   np.testing.assert_allclose(got.logp, want.logp, atol=atol)
 
 
-@pytest.mark.parametrize(
-  "count, n, T, rows",
-  tiers.some(
-    [
-      (5, 50, 6, 35),  # several passes, of which the last is not full
-      (2, 16, 1, 256),  # no row is ever decoded
-      (3, 7, 6, 3),  # one row: a pass for every prefix
-      (20, 8, 6, 256),  # more prompts than go together
-    ],
-    2,
-    2,
-  ),
-)
-def test_rollouts_are_those_of_slots(count, n, T, rows, monkeypatch):
+@pytest.mark.parametrize("count, n, T, rows, groups", tiers.some([
+  (5, 50, 6, 35, 1),  # several passes, of which the last is not full
+  (20, 8, 6, 256, 2),  # more prompts than go together
+  (2, 16, 1, 256, 1),  # no row is ever decoded
+  (3, 7, 6, 3, 2),  # one row: a pass for every prefix
+  (1, 40, 6, 3, 2),
+], 2, 3))  # fmt: skip
+def test_rollouts_are_those_of_slots(count, n, T, rows, groups, monkeypatch):
   monkeypatch.setattr(prefixes, "_ROWS", rows)
-  got, want = both(numbered(count), n, T)
+  got, want = both(numbered(count), n, T, groups=groups)
   assert got.tokens.shape == (count, n, T)
   same(got, want)
   if T > 1:
@@ -116,11 +110,15 @@ def test_numbers_of_prefixes_by_hand():
   assert last[0, :3].tolist() == [1, 3, 3]
 
 
-def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
+@pytest.mark.parametrize("groups, sizes", [
+  (1, [4, 4, 3]), (2, [2, 2, 2, 2, 2, 1]),
+])  # fmt: skip
+def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more(groups, sizes):
   prompts, feed = numbered(11), Feed(numbered(11), 3)
   how = spec(max_new_tokens=5)
-  out = list(prefixes.stream(how, RECALL, feed, KEY, places=4))
-  assert [len(p.index) for p, _ in out] == [4, 4, 3]
+  shared = dataclasses.replace(how, groups=groups)
+  out = list(prefixes.stream(shared, RECALL, feed, KEY, places=4))
+  assert [len(p.index) for p, _ in out] == sizes
   assert feed.asked[:3] == [(4, True), (1, False), (4, True)]
   assert feed.asked[-1] == (4, True)
   want = jax.device_get(sampler.rollouts(how, RECALL, prompts, KEY))

@@ -326,7 +326,7 @@ def test_what_is_recorded_stays_and_is_what_a_row_that_begins_again_reads():
   batch = programs.batch_of(prompts(), np.ones(3, bool))
   inputs, state, progress = programs.start(spec, LONG, batch, KEY)
   progress = sampler.on_host(progress)
-  decoding = sampler.OpenRollouts(spec, spec, inputs, (), state, progress)
+  decoding = sampler.OpenRollouts(spec, spec, inputs, (), state, progress, 8)
   before = programs.finish(spec, decoding.state)
   begun = 0
   while decoding.progress.busy + decoding.progress.waiting:
@@ -378,17 +378,10 @@ def test_rows_that_stay_keep_their_blocks_when_slots_are_dropped():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "changes",
-  tiers.some(
-    [
-      {"places": 2, "lanes": 2, "slots": 5, "blocks": 12},
-      {"places": 4, "lanes": 4, "blocks": 9, "mesh": {"count": 2}},
-    ],
-    1,
-    1,
-  ),
-)
+@pytest.mark.parametrize("changes", tiers.some([
+  {"places": 2, "lanes": 2, "slots": 5, "blocks": 12},
+  {"places": 4, "lanes": 4, "blocks": 9, "mesh": {"count": 2}},
+], 1, 1))  # fmt: skip
 def test_prompts_are_streamed_over_a_pool(changes):
   settings = {"n": 20, "max_new_tokens": T} | changes
   places = settings.pop("places")
@@ -417,17 +410,10 @@ POLICIES = {
   "changes",
   tiers.some([pytest.param(x, id=k) for k, x in POLICIES.items()], 1, 1),
 )
-@pytest.mark.parametrize(
-  "how",
-  tiers.some(
-    [
-      {"slots": 5, "blocks": 30},
-      {"slots": 9, "mesh": {"count": 8, "tensor": 2}, "blocks": 12},
-    ],
-    1,
-    1,
-  ),
-)
+@pytest.mark.parametrize("how", tiers.some([
+  {"slots": 5, "blocks": 30},
+  {"slots": 9, "mesh": {"count": 8, "tensor": 2}, "blocks": 12},
+], 1, 1))  # fmt: skip
 def test_a_policy_draws_the_same_tokens_from_a_pool(changes, how, monkeypatch):
   monkeypatch.setattr(cache, "pool_columns", lambda target: 4)
   policy = dataclasses.replace(POLICY, **changes)

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,8 @@ import scipy.stats
 import simple_sampler
 import tiers
 from compiled import compilations
+from hypothesis import given
+from hypothesis import strategies as st
 from messages import refuses
 from small_decoders import (
   KEY,
@@ -24,6 +28,7 @@ from small_decoders import (
   Table,
   V,
   devices,
+  numbered,
   policy_params,
   run,
   same,
@@ -279,7 +284,7 @@ def test_refuses_by_name_and_value(change, message):
 
 @pytest.mark.parametrize(
   "count, n, lanes, slots",
-  [(1, 512, 1, 128), (3, 16, 3, 16), (40, 16, 40, 4), (300, 8, 128, 1)],
+  [(1, 512, 1, 128), (3, 16, 3, 16), (40, 16, 16, 8), (300, 8, 32, 4)],
 )
 def test_a_cpu_decodes_128_rows_at_a_time(count, n, lanes, slots, monkeypatch):
   found = []
@@ -296,55 +301,93 @@ def test_a_cpu_decodes_128_rows_at_a_time(count, n, lanes, slots, monkeypatch):
     assert found[-1] == want
 
 
+@pytest.mark.parametrize("count, groups, lanes, slots", tiers.some([
+  (4, 2, 2, 5), (3, 2, 2, 5), (1, 2, None, 16), (6, 3, 1, 16), (3, 5, 1, 4),
+], 2, 3))  # fmt: skip
+def test_groups_make_the_same_rollouts(count, groups, lanes, slots):
+  how = {"n": 16, "lanes": lanes, "slots": slots, "policy": Recall()}
+  args = RECALL, numbered(count), KEY
+  one = sampler.rollouts(spec_of(**how, max_new_tokens=90), *args)
+  how |= {"groups": groups, "max_new_tokens": 90}
+  got = sampler.rollouts(spec_of(**how), *args)
+  for name in ("tokens", "mask", "truncated"):
+    np.testing.assert_array_equal(getattr(got, name), getattr(one, name))
+  np.testing.assert_allclose(got.logp, one.logp, atol=1e-6)
+  assert got.slot_steps.shape == (count,)
+  assert 0 < got.slot_occupancy() <= 1
+
+
 def spec(lanes, slots, pages=3, blocks=0):
   one = spec_of(Table(), n=slots, max_new_tokens=5 * pages).program(lanes)
   return dataclasses.replace(one, columns=5, blocks=blocks)
 
 
-def progress(lanes, slots, waiting=0):
-  return DecodeProgress(
-    slots, lanes, 9, lanes * slots, waiting, 1, 0, 0, 0, np.zeros(1, bool)
+def shrunk(full, rows, waiting=0, now=None):
+  """(lanes, slots), where lanes have so many busy slots."""
+  rows = np.array([*rows, *[0] * (full.lanes - len(rows))])
+  busy = DecodeProgress(9, rows.sum(), waiting, 1, 0, 0, 0, np.zeros(1), rows)
+  nothing: Any = None
+  got = sampler.shrunk(
+    sampler.OpenRollouts(full, now or full, nothing, (), nothing, busy, 5)
   )
-
-
-def shrunk(full, *busy):
-  got = sampler.shrunk(full, full, progress(*busy))
   return got.lanes, got.slots
 
 
-@pytest.mark.parametrize("lanes, slots, pool, by_lanes", [
-  (64, 128, False, {64: [128, 24], 8: [128, 24], 1: [128, 24, 4]}),
-  (32, 4, False, {32: [4], 6: [4], 1: [4]}),
-  (1, 64, False, {1: [64, 32, 16, 8, 4]}),
-  (1, 512, False, {1: [512, 232, 104, 48, 24, 12, 4]}),
-  (1, 64, True, {1: [64, 16, 4, 1]}),
-  (1, 3, False, {1: [3]}),
-])  # fmt: skip
-def test_the_sizes(lanes, slots, pool, by_lanes):
-  want = {(a, r) for a, own in by_lanes.items() for r in own}
-  got = sampler.compact_sizes(lanes, slots, pool=pool)
-  assert set(got) == want and got[0] == (lanes, slots)
-  assert len(got) == len(want) <= 7
+# (prompt, new, pool, lanes, slots): sizes
+SIZES = {
+  (5, 99, False, 1, 512): [512, 288, 164, 92, 52, 32, 16, 4],
+  (5, 99, False, 1, 3): [3],
+  (5, 99, True, 1, 64): [64, 44, 28, 16, 12, 8, 4, 1],
+  (5, 99, False, 8, 16): [(44, 2), (56, 1), (40, 1), (28, 1), (16, 1), (4, 1)],
+  # Prompts that are long, or a pool that stays: no more lanes than before.
+  (999, 99, False, 8, 16): [(8, 11), (8, 7), (8, 5), (7, 4), (8, 2), (4, 1)],
+  (5, 99, True, 2, 4): [(2, 2), (1, 1)],
+}
 
 
-@pytest.mark.parametrize("lanes, busy, want", [
-  (16, (16, 64), (16, 64)), (16, (5, 17), (16, 64)), (16, (5, 16), (16, 16)),
-  (16, (4, 16), (4, 16)), (16, (3, 17), (4, 64)), (16, (1, 1), (1, 4)),
-  (1, (1, 33), (1, 64)), (1, (1, 32), (1, 32)), (1, (1, 2), (1, 4)),
+@pytest.mark.parametrize("case", SIZES)
+def test_the_sizes(case):
+  prompt, new, pool, lanes, slots = case
+  how = {"prompt": prompt, "new": new, "pool": pool}
+  got = sampler.compact_sizes(lanes, slots, **how)
+  want = [x if isinstance(x, tuple) else (1, x) for x in SIZES[case]]
+  assert got == [(lanes, slots)] * (lanes > 1) + want
+
+
+@given(
+  st.integers(1, 40), st.integers(1, 600), st.integers(1, 5000),
+  st.integers(1, 5000), st.booleans(),
+)  # fmt: skip
+def test_no_size_needs_more_memory_than_the_first(
+  lanes, slots, prompt, new, pool
+):
+  sizes = sampler.compact_sizes(lanes, slots, prompt=prompt, new=new, pool=pool)
+  rows = [math.prod(size) for size in sizes]
+  assert sizes[0] == (lanes, slots) and len(sizes) <= 8
+  assert rows == sorted(set(rows), reverse=True)
+  for count, narrow in sizes:
+    columns = 2 * count * prompt + (0 if pool else count * narrow * new)
+    assert columns <= 2 * lanes * prompt + (0 if pool else rows[0] * new)
+
+
+@pytest.mark.parametrize("busy, want", [
+  ([16] * 8, (8, 16)),
+  ([16, 16, 16, 16, 16, 9], (8, 16)),  # 89: 45 lanes of 2
+  ([16, 16, 16, 16, 16, 8], (44, 2)),
+  ([15, 15, 15, 15, 15, 3, 3, 1], (8, 16)),  # 40 + 2 + 2 + 1
+  ([9, 9, 9, 9, 9, 9, 1, 1], (56, 1)), ([4], (4, 1)), ([1, 1, 1, 1], (4, 1)),
 ])  # fmt: skip
-def test_the_smallest_size_that_holds_what_is_busy(lanes, busy, want):
-  assert shrunk(spec(lanes, 64), *busy) == want
+def test_the_smallest_size_that_holds_what_is_busy(busy, want):
+  assert shrunk(spec(8, 16, pages=20), busy) == want
 
 
 def test_what_was_dropped_does_not_come_back():
-  full = spec(16, 64)
-  now = dataclasses.replace(full, lanes=4, slots=16)
-  for busy in ((4, 16), (2, 3), (1, 1)):
-    got = sampler.shrunk(full, now, progress(*busy))
-    assert got.lanes <= 4 and got.slots <= 16
-  assert (got.lanes, got.slots) == (1, 4)
+  full = spec(8, 16, pages=20)
+  now = dataclasses.replace(full, lanes=28, slots=1)
+  assert shrunk(full, [16, 16], now=now) == (28, 1)
+  assert shrunk(full, [16], now=now) == (16, 1)
 
 
 def test_nothing_shrinks_while_rollouts_wait_or_for_one_page():
-  for one, waiting in ((spec(16, 64), 1), (spec(16, 64, pages=1), 0)):
-    assert shrunk(one, 1, 1, waiting) == (16, 64)
+  for pages, waiting in ((3, 1), (1, 0)):
+    assert shrunk(spec(16, 64, pages), [1], waiting) == (16, 64)

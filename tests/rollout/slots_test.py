@@ -1,5 +1,7 @@
 """Slots are refilled in the same step, and lanes go on to their next prompt."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,22 +15,16 @@ from brorl_jax.rollout.slots import Blocks, page_columns
 
 
 @pytest.mark.parametrize(
-  "prompts, n, slots, limit, slot_steps, written",
-  tiers.some(
-    [
-      # Length 3: rollouts 0 and 1 take two steps, then rollout 2 takes two
-      # beside an idle slot. Length 2: one step each. Length 1: never in one.
-      ([3, 1, 2], 3, 2, 9, 3 * 8, 6 + 0 + 3),
-      # Two slots end in one step and take a rollout each: 3 rounds, not more.
-      ([3, 1, 2], 5, 2, 9, 3 * 12, 10 + 0 + 5),
-      ([3, 1, 2], 1, 1, 9, 3 * 2, 2 + 0 + 1),
-      ([3, 1, 2], 3, 2, 2, 3 * 4, 3 + 0 + 3),
-      ([1, 1, 1], 3, 2, 9, 0, 0),  # every slot idles from the start
-    ],
-    1,
-    3,
-  ),
-)
+  "prompts, n, slots, limit, slot_steps, written", tiers.some([
+  # Length 3: rollouts 0 and 1 take two steps, then rollout 2 takes two
+  # beside an idle slot. Length 2: one step each. Length 1: never in one.
+  ([3, 1, 2], 3, 2, 9, 3 * 8, 6 + 0 + 3),
+  # Two slots end in one step and take a rollout each: 3 rounds, not more.
+  ([3, 1, 2], 5, 2, 9, 3 * 12, 10 + 0 + 5),
+  ([3, 1, 2], 1, 1, 9, 3 * 2, 2 + 0 + 1),
+  ([3, 1, 2], 3, 2, 2, 3 * 4, 3 + 0 + 3),
+  ([1, 1, 1], 3, 2, 9, 0, 0),  # every slot idles from the start
+], 1, 3))  # fmt: skip
 def test_slot_steps_by_hand(prompts, n, slots, limit, slot_steps, written):
   out = run(
     [[v] for v in prompts], params=DOWN, n=n, slots=slots, max_new_tokens=limit
@@ -293,3 +289,66 @@ def test_prompts_decode_on_the_lanes_asked_for(places, lanes, count, each):
   assert one.program(places).lanes == each
   halves = one.program(2 * places, parts=2)
   assert (halves.chunk, halves.slots) == (8, 8)
+
+
+def crowd(seed, lanes=3, R=4, P=6, N=8):
+  """A state whose lanes work on two prompts each, of which some are done."""
+  rng = np.random.default_rng(seed)
+  window = rng.permutation(P)[: 2 * lanes].reshape(lanes, 2)
+  rollout = np.full((lanes, R), P * N)
+  for a, own in enumerate(window):
+    busy = rng.integers(0, R + 1)
+    all_of = np.concatenate([p * N + np.arange(N) for p in own])
+    rollout[a, rng.permutation(R)[:busy]] = rng.permutation(all_of)[:busy]
+  some = lambda: jnp.asarray(rng.integers(1, 9, (lanes, R)), jnp.int32)
+  one = jnp.zeros((1,), jnp.int32)
+  return slots.DecodeState(
+    column=one, slot_steps=one, todo=jnp.full(P + 1, P), next=one,
+    window=jnp.asarray(window), home=jnp.arange(lanes, dtype=jnp.int32),
+    started=jnp.full(lanes, 2 * N), rollout=jnp.asarray(rollout),
+    token=some(), length=some(),
+    packed=jnp.zeros((P * N, 5, 2), jnp.int32), blocks=None,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slots_in_narrow_lanes_and_back(seed):
+  """Each rollout keeps its token, and its lane has its prompt."""
+  P, N, state = 6, 8, crowd(seed)
+  full = spec(n=N, slots=4, policy=Table()).program(6)
+  full = dataclasses.replace(full, lanes=3, full=(3, 4))
+  held = lambda state: {
+    int(r): (int(t), int(n))
+    for r, t, n in zip(
+      *(np.ravel(x) for x in (state.rollout, state.token, state.length)),
+      strict=True,
+    )
+    if r < P * N
+  }  # fmt: skip
+  want, homes = held(state), np.asarray(state.rollout // N)
+  home = {int(p): a for a, own in enumerate(homes) for p in own if p < P}
+  for lanes, narrow in ((6, 2), (12, 1), (3, 4)):
+    rows = np.ravel(state.rollout)
+    row, state = programs.resize(
+      dataclasses.replace(full, lanes=lanes, slots=narrow), state
+    )
+    assert held(state) == want
+    now = np.ravel(state.rollout)
+    np.testing.assert_array_equal(
+      now,
+      np.where(row < len(rows), rows[np.minimum(row, len(rows) - 1)], P * N),
+    )
+    for a, own in enumerate(np.asarray(state.rollout)):
+      prompts = {int(r) // N for r in own if r < P * N}
+      assert prompts <= {*np.asarray(state.window[a]).tolist()}
+      if prompts and lanes != 3:
+        assert {home[p] for p in prompts} == {int(state.home[a])}
+    # Parts that are done with the first prompt of a lane go on to its second.
+    first = jnp.any(state.rollout // N == state.window[:, :1], axis=1)
+    after = jnp.stack([state.window[:, 1], jnp.full(lanes, P)], axis=1)
+    state = dataclasses.replace(
+      state,
+      window=jnp.where(first[:, None], state.window, after),
+      started=jnp.where(first, state.started, state.started - N),
+    )
+  assert state.home.tolist() == [0, 1, 2]

@@ -1,6 +1,8 @@
 """The stream, with the decoders of the sampler's tests."""
 
 import functools
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -46,24 +48,20 @@ def same(got, want):
       )
 
 
-@pytest.mark.parametrize(
-  "count, places, changes",
-  tiers.some(
-    [
-      (11, 8, {"lanes": 3, "slots": 5}),  # places whose prompts wait for a lane
-      pytest.param(5, 1, {"slots": 5}, marks=pytest.mark.slow),
-      pytest.param(3, 8, {}, marks=pytest.mark.slow),  # places without a prompt
-      (
-        9,
-        4,
-        {"lanes": 2, "slots": 5, "max_new_tokens": 150},
-      ),  # pages, compacted
-      (1, 1, {"max_new_tokens": 1}),  # no slot is ever used
-    ],
-    1,
-    2,
-  ),
-)
+@pytest.mark.parametrize("count, places, changes", tiers.some([
+  (11, 8, {"lanes": 3, "slots": 5}),  # places whose prompts wait for a lane
+  pytest.param(5, 1, {"slots": 5}, marks=pytest.mark.slow),
+  pytest.param(3, 8, {}, marks=pytest.mark.slow),  # places without a prompt
+  (
+    9,
+    4,
+    {"lanes": 2, "slots": 5, "max_new_tokens": 150},
+  ),  # pages, compacted
+  (11, 8, {"lanes": 3, "slots": 5, "groups": 2}),
+  (9, 4, {"lanes": 1, "slots": 5, "max_new_tokens": 150, "groups": 3}),
+  (3, 1, {"groups": 2}),  # a place has one group
+  (1, 1, {"max_new_tokens": 1}),  # no slot is ever used
+], 1, 5))  # fmt: skip
 def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
   prompts = numbered(count)
   of_all = {k: v for k, v in changes.items() if k == "max_new_tokens"}
@@ -71,6 +69,30 @@ def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
     streamed(Feed(prompts), places=places, **changes),
     together(prompts, **of_all),
   )
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_a_group_decodes_depends_on_no_clock(late, monkeypatch):
+  """Of prompts 0, 2, 4, ... and of 1, 3, 5, ..., in 2 places each."""
+  real = sampler.advance
+
+  def advance(decoding, *how):
+    if threading.current_thread().name.endswith(f"_{late}"):
+      time.sleep(0.05)
+    return real(decoding, *how)
+
+  monkeypatch.setattr(sampler, "advance", advance)
+  how = {"max_new_tokens": 150, "lanes": 2, "slots": 5, "groups": 2}
+  feed = Feed(numbered(8))
+  got = streamed(feed, places=4, **how)
+  whole = {}
+  for g in range(2):
+    part = jax.tree.map(lambda x, g=g: x[g::2], numbered(8))
+    whole |= streamed(Feed(part), places=2, **how | {"groups": 1, "lanes": 1})
+  for p, one in whole.items():
+    for name in ("tokens", "logp", "slot_steps"):
+      np.testing.assert_array_equal(getattr(got[p], name), getattr(one, name))
 
 
 @pytest.mark.ci

@@ -33,15 +33,11 @@ REWARDS = [
 ]
 
 
-@pytest.mark.parametrize(
-  "changes, want",
-  [
-    ({"keep": "differ"}, [0, 0, 1, 0, 1, 1]),
-    ({"keep": "solved"}, [0, 0, 1, 0, 0, 1]),
-    ({"keep": "all"}, [1, 1, 1, 1, 1, 1]),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize("changes, want", [
+  ({"keep": "differ"}, [0, 0, 1, 0, 1, 1]),
+  ({"keep": "solved"}, [0, 0, 1, 0, 0, 1]),
+  ({"keep": "all"}, [1, 1, 1, 1, 1, 1]),
+], ids=str)  # fmt: skip
 def test_which_groups_are_kept(changes, want):
   got = informative(groups(REWARDS), **changes)
   assert got.dtype == bool and got.tolist() == want
@@ -126,17 +122,14 @@ def stage(some, progress=RunState(), **changes):  # noqa: B008
   return advantage_stage.credit(phase(**changes), some, progress)
 
 
-@pytest.mark.parametrize(
-  "advantage, want",
-  [
-    # Of the three that count: less 2/3. Their deviation is sqrt(2) / 3.
-    ("centered", [1 / 3, -2 / 3, 1 / 3, 0]),
-    ("grpo", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
-    ("trajectories", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
-    # Of their 1 + 1 + 2 tokens: the mean is 1/12, the variance 3/16.
-    ("tokens", [3**-0.5, -(3**0.5), 3**-0.5, 0]),
-  ],
-)
+@pytest.mark.parametrize("advantage, want", [
+  # Of the three that count: less 2/3. Their deviation is sqrt(2) / 3.
+  ("centered", [1 / 3, -2 / 3, 1 / 3, 0]),
+  ("grpo", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
+  ("trajectories", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
+  # Of their 1 + 1 + 2 tokens: the mean is 1/12, the variance 3/16.
+  ("tokens", [3**-0.5, -(3**0.5), 3**-0.5, 0]),
+])  # fmt: skip
 def test_what_was_cut_may_count_nowhere(advantage, want):
   cut = [[False, False, False, True]]
   some = groups([[1, 0, 1, 0]], length=[[1, 1, 2, 4]], truncated=cut)

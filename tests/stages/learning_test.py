@@ -213,13 +213,10 @@ def test_a_reset_may_go_back_to_the_best_step(score, saved, back):
   assert progress == RunState(score=score, peak=0.9, resets=1)
 
 
-@pytest.mark.parametrize(
-  "rule, progress, why",
-  [
-    ({"reset_every": 2}, RunState(), None),
-    ({"reset_stalled": 2}, RunState(stalled=2), "no better score in 2"),
-  ],
-)
+@pytest.mark.parametrize("rule, progress, why", [
+  ({"reset_every": 2}, RunState(), None),
+  ({"reset_stalled": 2}, RunState(stalled=2), "no better score in 2"),
+])  # fmt: skip
 def test_when_the_policy_becomes_the_reference(rule, progress, why):
   """The rules themselves are in run_state_test."""
   phase, state = learned_a_little(**{"reset_every": 0} | rule)

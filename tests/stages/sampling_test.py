@@ -67,10 +67,10 @@ def test_the_sampler_gets_what_was_planned(called, monkeypatch):
     policy=dataclasses.replace(this.policy, int8_cache=True),
     n=512, max_new_tokens=17, sampling=SamplingParams(temperature=0.9),
     stop_ids=this.text.stop_ids, slots=40, lanes=3, blocks=41,
-    mesh=sharding.local_mesh(this.mesh),
+    mesh=sharding.local_mesh(this.mesh), groups=2,
   )  # fmt: skip
   assert held_out == dataclasses.replace(
-    trained, n=16, slots=16, lanes=256, blocks=17,
+    trained, n=16, slots=8, lanes=16, blocks=9,
     sampling=SamplingParams(0.6, top_p=0.95),
   )  # fmt: skip
 

@@ -290,14 +290,11 @@ print(n * n if visits == 1 {condition} else "dirty")
 """
 
 
-@pytest.mark.parametrize(
-  "condition, status, score",
-  [
-    ("", "pass", 1.0),
-    ("and n != 4", "fail", round(11 / 12, 3)),
-    ("and n != 1", "fail", round(11 / 12, 3)),
-  ],
-)
+@pytest.mark.parametrize("condition, status, score", [
+  ("", "pass", 1.0),
+  ("and n != 4", "fail", round(11 / 12, 3)),
+  ("and n != 1", "fail", round(11 / 12, 3)),
+])  # fmt: skip
 def test_no_test_fails_for_what_another_left(jail, condition, status, score):
   program = DIRTY.format(condition=condition)
   assert outcome(program, squares(12), jail)[:2] == (status, score)
@@ -651,17 +648,14 @@ def test_outputs_may_be_as_long_as_they_must(jail):
   assert outcome(program, tests, jail)[0] == "pass"
 
 
-@pytest.mark.parametrize(
-  "tests",
-  [
-    # On standard input: inputs and outputs of two tests, and the pipe that
-    # says that one ended.
-    {"inputs": ["", ""], "outputs": ["5", "5"]},
-    {"inputs": [""], "outputs": ["3"]},
-    # Under a check: two pipes.
-    {"check": "def check(f):\n  assert f() == 2", "fn_name": "held"},
-  ],
-)
+@pytest.mark.parametrize("tests", [
+  # On standard input: inputs and outputs of two tests, and the pipe that
+  # says that one ended.
+  {"inputs": ["", ""], "outputs": ["5", "5"]},
+  {"inputs": [""], "outputs": ["3"]},
+  # Under a check: two pipes.
+  {"check": "def check(f):\n  assert f() == 2", "fn_name": "held"},
+])  # fmt: skip
 def test_a_program_holds_only_its_descriptors(jail, tests):
   program = """
 import fcntl

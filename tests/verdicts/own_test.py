@@ -555,15 +555,12 @@ def test_several_are_added(file):
   assert found.status == "invalid" and "mine.py:right, line 3" in found.reason
 
 
-@pytest.mark.parametrize(
-  "text, why",
-  [
-    ("import os; os._exit(1)", r"\['mine.py:f'\].* process"),
-    ("def g(): ...", "config.reward.verifier = 'mine.py:f': .* no function"),
-    ("while True: pass", r"\['mine.py:f'\].* 0\.5 s"),
-    ("raise KeyboardInterrupt", "config.reward.verifier: KeyboardInterrupt"),
-  ],
-)
+@pytest.mark.parametrize("text, why", [
+  ("import os; os._exit(1)", r"\['mine.py:f'\].* process"),
+  ("def g(): ...", "config.reward.verifier = 'mine.py:f': .* no function"),
+  ("while True: pass", r"\['mine.py:f'\].* 0\.5 s"),
+  ("raise KeyboardInterrupt", "config.reward.verifier: KeyboardInterrupt"),
+])  # fmt: skip
 def test_a_file_that_does_not_end_is_refused(file, monkeypatch, text, why):
   monkeypatch.setattr(own, "_LOAD_S", 0.5 if "while" in text else 20.0)
   file(text)

@@ -142,14 +142,11 @@ def test_letters_above_nine_are_lower_case():
   )
 
 
-@pytest.mark.parametrize(
-  "numbers, target, steps, answer",
-  [
-    ([2, 3, 4], 20, "3+2=5\n5*4=20", "(3+2)*4"),
-    ([50, 3, 2], 10, "3+2=5\n50/5=10", "50/(3+2)"),
-    ([9, 4, 30], 17, "9+4=13\n30-13=17", "30-(9+4)"),
-  ],
-)
+@pytest.mark.parametrize("numbers, target, steps, answer", [
+  ([2, 3, 4], 20, "3+2=5\n5*4=20", "(3+2)*4"),
+  ([50, 3, 2], 10, "3+2=5\n50/5=10", "50/(3+2)"),
+  ([9, 4, 30], 17, "9+4=13\n30-13=17", "30-(9+4)"),
+])  # fmt: skip
 def test_an_expression_makes_the_target(numbers, target, steps, answer):
   metadata = {"numbers": numbers, "target": target}
   entry = {"metadata": metadata | {"source_dataset": "countdown"}}
@@ -339,14 +336,11 @@ def test_the_recipes_are_of_the_shipped_policies():
   assert {f.name for f in RECIPES["steps"].families} == TASKS == {*DIALS}
 
 
-@pytest.mark.parametrize(
-  "flags, says",
-  [
-    (["steps", "--workdir=x", "--seed=-1"], "--seed=-1 must be 0 to"),
-    (["all", "--workdir=x"], "invalid choice: 'all'"),
-    (["steps", "--workdir=."], "error: "),
-  ],
-)
+@pytest.mark.parametrize("flags, says", [
+  (["steps", "--workdir=x", "--seed=-1"], "--seed=-1 must be 0 to"),
+  (["all", "--workdir=x"], "invalid choice: 'all'"),
+  (["steps", "--workdir=."], "error: "),
+])  # fmt: skip
 def test_refuses(flags, says, monkeypatch, capsys):
   monkeypatch.setattr("sys.argv", ["embedded", *flags])
   with pytest.raises(SystemExit) as e:

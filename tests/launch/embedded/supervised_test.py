@@ -107,15 +107,12 @@ def test_a_checkpoint_learns_pairs(tmp_path, monkeypatch, capsys):
   assert one == (text.render(asked), [*text.encode("0"), text.stop_ids[0]])
 
 
-@pytest.mark.parametrize(
-  "pair, more, says",
-  [
-    ({"prompt": "1?"}, [], "line 1 ... response: null"),
-    ({"prompt": "1?", "response": "7 " * 60}, [], "line 1 ... --row_tokens"),
-    ({}, ["--row_tokens=99999999"], "--row_tokens=99999999 must be at most"),
-    ({}, ["--lr=0"], "--lr=0.0 must be positive"),
-  ],
-)
+@pytest.mark.parametrize("pair, more, says", [
+  ({"prompt": "1?"}, [], "line 1 ... response: null"),
+  ({"prompt": "1?", "response": "7 " * 60}, [], "line 1 ... --row_tokens"),
+  ({}, ["--row_tokens=99999999"], "--row_tokens=99999999 must be at most"),
+  ({}, ["--lr=0"], "--lr=0.0 must be positive"),
+])  # fmt: skip
 def test_refuses(pair, more, says, tmp_path, monkeypatch, capsys):
   with pytest.raises(SystemExit) as e:
     command(monkeypatch, tmp_path, [pair], *more)

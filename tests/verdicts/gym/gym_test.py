@@ -277,14 +277,11 @@ def test_stored_tasks_are_judged_and_not_drawn():
         draw(Family(name))
 
 
-@pytest.mark.parametrize(
-  "use",
-  [
-    lambda name: verify("4", entry(name)),
-    lambda name: check([Family(name)]),
-    lambda name: puzzle(Family(name), "train", 0, seed=0),
-  ],
-)
+@pytest.mark.parametrize("use", [
+  lambda name: verify("4", entry(name)),
+  lambda name: check([Family(name)]),
+  lambda name: puzzle(Family(name), "train", 0, seed=0),
+])  # fmt: skip
 def test_refused_tasks_say_why(use):
   for name, why in gym.REFUSED.items():
     with refuses(ValueError, f"{name!r} ... {why}"):
@@ -579,15 +576,12 @@ def test_check_accepts_what_can_be_drawn():
   assert check([Family("shortest_path", {"p_blocked": 0})]) is None
 
 
-@pytest.mark.parametrize(
-  "split, index, seed, named",
-  [
-    ("test", 0, 0, "split = 'test'"),
-    ("train", -1, 0, "index = -1"),
-    ("train", 2**44, 0, "index = 17592186044416"),
-    ("train", 0, -1, "seed = -1"),
-  ],
-)
+@pytest.mark.parametrize("split, index, seed, named", [
+  ("test", 0, 0, "split = 'test'"),
+  ("train", -1, 0, "index = -1"),
+  ("train", 2**44, 0, "index = 17592186044416"),
+  ("train", 0, -1, "seed = -1"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused(split, index, seed, named):
   with pytest.raises(ValueError, match=named):
     puzzle(SMALL[3], split, index, seed=seed)

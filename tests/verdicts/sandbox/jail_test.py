@@ -241,34 +241,21 @@ def test_a_private_interpreter_is_passed_over(fresh, monkeypatch, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "call, hole",
-  tiers.some(
-    [
-      ("clone:56:220", "a program could fork"),
-      ("socket:41:198", "a program could open a socket"),
-    ],
-    1,
-    1,
-  ),
-)
+@pytest.mark.parametrize("call, hole", tiers.some([
+  ("clone:56:220", "a program could fork"),
+  ("socket:41:198", "a program could open a socket"),
+], 1, 1))  # fmt: skip
 def test_a_hole_in_the_filter_is_refused(fresh, monkeypatch, call, hole):
   row = "read:0:63"
   hostile_code.change_source(monkeypatch, row, f"{row} {call}")
   refused(hole)
 
 
-@pytest.mark.parametrize(
-  "line, hole",
-  tiers.some(
-    [
-      ("_restrict_files(readable, writable)", "read outside, write outside"),
-      ("_set_limits(limits)", "take too much memory"),
-      ("forbid_calls(forks=forks, threads=limits.threads > 0)", "fork"),
-    ],
-    1,
-  ),
-)
+@pytest.mark.parametrize("line, hole", tiers.some([
+  ("_restrict_files(readable, writable)", "read outside, write outside"),
+  ("_set_limits(limits)", "take too much memory"),
+  ("forbid_calls(forks=forks, threads=limits.threads > 0)", "fork"),
+], 1))  # fmt: skip
 def test_a_wall_that_is_missing_is_noticed(fresh, monkeypatch, line, hole):
   hostile_code.change_source(monkeypatch, line, "pass")
   monkeypatch.setenv("PATH", "")

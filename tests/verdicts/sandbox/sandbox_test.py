@@ -655,14 +655,11 @@ def test_frames_out_of_order_are_left_out(indexes):
   assert zygote._expected(found) == found[:-1]
 
 
-@pytest.mark.parametrize(
-  "data",
-  [
-    b"x",
-    frame(0, b"abc")[:-1],
-    jail_main.FRAME.pack(0, 0, 0.0, 2**32 - 1, 2**32 - 1),
-  ],
-)
+@pytest.mark.parametrize("data", [
+  b"x",
+  frame(0, b"abc")[:-1],
+  jail_main.FRAME.pack(0, 0, 0.0, 2**32 - 1, 2**32 - 1),
+])  # fmt: skip
 def test_frames_that_are_none(data):
   assert frames(data) == ([], 0)
 

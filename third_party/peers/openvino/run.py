@@ -18,8 +18,6 @@ _BLOCK = 32  # tokens of a block of the cache, on a CPU
 
 
 def start(task):
-  if task.workload.lengths:
-    sys.exit("error: responses of one request end alike: use --ends")
   import numpy as np
   import openvino
   import openvino_genai as genai
@@ -33,20 +31,22 @@ def start(task):
   # of their own they would take turns in slots, and cost more.
   scheduler.max_num_seqs = task.n
   scheduler.max_num_batched_tokens = max(2048, task.n)
-  scheduler.enable_prefix_caching = False  # from one run to the next
+  # From one run to the next; but each response of given length is a request.
+  scheduler.enable_prefix_caching = bool(workload.lengths)
   with tempfile.TemporaryDirectory() as folder:
     path = str(pathlib.Path(folder) / "model.gguf")
     _save(task, path)
     task.idle()  # the pipeline makes its cache together with its weights
+    how = {
+      "INFERENCE_PRECISION_HINT": precision,
+      "KV_CACHE_PRECISION": precision,
+      "INFERENCE_NUM_THREADS": task.threads,
+      "NUM_STREAMS": 1,
+    }
+    if workload.lengths:
+      return _requests(task, path, scheduler, how)
     pipeline = genai.LLMPipeline(
-      path,
-      "CPU",
-      ATTENTION_BACKEND="PA",
-      scheduler_config=scheduler,
-      INFERENCE_PRECISION_HINT=precision,
-      KV_CACHE_PRECISION=precision,
-      INFERENCE_NUM_THREADS=task.threads,
-      NUM_STREAMS=1,
+      path, "CPU", ATTENTION_BACKEND="PA", scheduler_config=scheduler, **how
     )
   config = genai.GenerationConfig()
   config.max_new_tokens = workload.new
@@ -65,10 +65,41 @@ def start(task):
     config.rng_seed = seed
     return pipeline.generate(prompts, config).tokens
 
+  return *_versions(), run
+
+
+def _requests(task, path, scheduler, how):
+  """A request for each response, which ends at its length."""
+  import numpy as np
+  import openvino
+  import openvino_genai as genai
+
+  scheduler.max_num_seqs = task.n * len(task.prompts)
+  pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", how)
+  tensors = [openvino.Tensor(np.array([x], np.int64)) for x in task.prompts]
+
+  def config(length, seed):
+    out = genai.GenerationConfig()
+    out.max_new_tokens, out.rng_seed = length, seed
+    out.do_sample, out.temperature, out.top_p = True, 1.0, 1.0
+    out.ignore_eos = True
+    return out
+
+  def run(seed):
+    lengths = task.workload.drawn(len(tensors) * task.n, seed)
+    given = [config(x, seed + i) for i, x in enumerate(lengths)]
+    prompts = [tensor for tensor in tensors for _ in range(task.n)]
+    out = pipeline.generate(prompts, given)
+    return [x.m_generation_ids[0] for x in out]
+
+  return *_versions(), run
+
+
+def _versions():
   names = ("openvino", "openvino-tokenizers", "gguf", "numpy")
   versions = {name: importlib.metadata.version(name) for name in names}
   version = importlib.metadata.version("openvino-genai")
-  return f"openvino {version}", versions, run
+  return f"openvino {version}", versions
 
 
 def _blocks(task):

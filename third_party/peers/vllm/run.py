@@ -16,8 +16,6 @@ _BLOCK = 32
 
 
 def start(task):
-  if task.workload.lengths:
-    sys.exit("error: responses of one request end alike: use --ends")
   os.environ.update(
     OMP_NUM_THREADS=str(task.threads),
     VLLM_CPU_OMP_THREADS_BIND="nobind",
@@ -42,7 +40,7 @@ def start(task):
       dtype=task.dtype,
       enforce_eager=True,
       max_model_len=workload.prompt + workload.new,
-      max_num_seqs=task.slots,
+      max_num_seqs=task.slots * (len(task.prompts) if workload.lengths else 1),
       max_num_batched_tokens=max(2048, task.n),
       enable_prefix_caching=True,
       block_size=_BLOCK,
@@ -62,11 +60,22 @@ def start(task):
   )
   prompts = [{"prompt_token_ids": ids} for ids in task.prompts]
 
+  def cut(length):
+    own = sampling.clone()
+    own.n, own.max_tokens = 1, length
+    return own
+
   def run(seed):
     # A seed in SamplingParams would draw row by row.
     torch.manual_seed(seed)
     # Otherwise prompts of an earlier run need no work.
     engine.reset_prefix_cache()
+    if workload.lengths:  # a request for each response, which ends there
+      lengths = workload.drawn(len(prompts) * task.n, seed)
+      each = [prompt for prompt in prompts for _ in range(task.n)]
+      how = [cut(length) for length in lengths]
+      outputs = engine.generate(each, how, use_tqdm=False)
+      return [output.outputs[0].token_ids for output in outputs]
     outputs = engine.generate(prompts, sampling, use_tqdm=False)
     return [x.token_ids for output in outputs for x in output.outputs]
 
