@@ -106,8 +106,9 @@ def _steps(c: Any) -> None:
   c.sampling.samples //= _FEWER  # 8 prompts of n512.py, 32 of n16.py
   c.sampling.in_flight = 0
   # 128 rollouts decode together: .98 of the slots are busy, and what a layer
-  # computes stays in a processor's caches.
-  c.sampling.slots = min(c.sampling.n, 128)
+  # computes stays in a processor's caches. A lane has two prompts: with as many
+  # slots as a prompt has rollouts .69 of them would be busy, not .92.
+  c.sampling.slots = min(-(-c.sampling.n // 2), 128)
   c.sampling.lanes = 128 // c.sampling.slots
   # Two rows of trees at a time, which need no memory worth saving: a gradient
   # takes 18.5 CPU-s, with recomputed layers 22.5 (21.8 with "products").

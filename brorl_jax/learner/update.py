@@ -4,9 +4,11 @@ One program per length sums the gradients of a batch's microbatches, and one
 more applies the sum of a minibatch. The host does nothing in between.
 """
 
+import concurrent.futures as futures
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -58,13 +60,21 @@ def add_gradient(
     # Sums, not means: the one division is by the tokens of the minibatch, so
     # that the result does not depend on how it is cut into microbatches.
     (_, more), grad = differentiate(trained, _microbatch(batch, i))
-    gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
-    total = jax.tree.map(jnp.add, stats, more)  # of booleans: any of them
-    stats = dataclasses.replace(total, logp_gap_max=gap, finite=more.finite)
-    return jax.tree.map(jnp.add, grads, grad), stats
+    return _sum((grads, stats), (grad, more))
 
   # `used` is traced: a batch of 1 microbatch and one of 8 share a program.
   return jax.lax.fori_loop(0, batch.used, add, sums)
+
+
+def _sum(
+  one: tuple[PyTree, Stats], other: tuple[PyTree, Stats]
+) -> tuple[PyTree, Stats]:
+  """Gradients and statistics of both."""
+  (grads, stats), (grad, more) = one, other
+  gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
+  total = jax.tree.map(jnp.add, stats, more)  # of booleans: any of them
+  stats = dataclasses.replace(total, logp_gap_max=gap, finite=more.finite)
+  return jax.tree.map(jnp.add, grads, grad), stats
 
 
 def _microbatch(batch: Batch, i) -> Batch:
@@ -111,6 +121,9 @@ def logp_of(
   return jax.lax.fori_loop(0, batch.used, score, start)
 
 
+_join = jax.jit(_sum)
+# Two threads that need the same program would both compile it.
+_launching = threading.Lock()
 _add = jax.jit(
   add_gradient,
   static_argnames=("response_logp", "objective"),
@@ -167,6 +180,7 @@ def minibatch_step(
   objective: Objective,
   watch: Callable[[PyTree], Float[Array, ""]] | None = None,
   most_norm: float = math.inf,
+  groups: int = 1,
 ) -> tuple[State, Stats]:
   """One optimizer update. `state` is donated; its step does not change.
 
@@ -175,7 +189,8 @@ def minibatch_step(
   during the last program. Each of the `batches` of the minibatch is asked for
   while the one before it is computed. `watch` is None or a function of the
   parameters, as a `jax.tree_util.Partial`, whose change to first order is
-  `Stats.watched`: <d watch / d params, updates>.
+  `Stats.watched`: <d watch / d params, updates>. Of several `groups` each takes
+  every so many-th batch, beside the others.
   """
   # On a mesh the zeros lie where the sums will, or `_add` is compiled twice.
   trained, _ = adapters.split(state.params)
@@ -183,19 +198,29 @@ def minibatch_step(
   first_place, to = jax.tree.leaves(places)[0], None
   if isinstance(first_place, NamedSharding):
     to = places, NamedSharding(first_place.mesh, PartitionSpec())
-  sums = jax.jit(zero_gradient, out_shardings=to)(state.params)
-  for batch in batches:
-    # Otherwise the host would place all batches while the first is computed.
-    jax.block_until_ready(sums)
-    processes.trim()  # 1.2 GB of each length, for a model of 135M
-    sums = _add(
-      sums,
-      state.params,
-      batch,
-      response_logp=response_logp,
-      objective=objective,
-    )
-  jax.block_until_ready(sums)
+  zeros = jax.jit(zero_gradient, out_shardings=to)
+  add = functools.partial(
+    _add, response_logp=response_logp, objective=objective
+  )
+
+  def summed(batches: Iterable[Batch]) -> tuple[PyTree, Stats]:
+    with _launching:
+      sums = zeros(state.params)
+    for batch in batches:
+      # Otherwise the host would place all batches while the first is computed.
+      jax.block_until_ready(sums)
+      processes.trim()  # 1.2 GB of each length, for a model of 135M
+      with _launching:
+        sums = add(sums, state.params, batch)
+    return jax.block_until_ready(sums)
+
+  if groups == 1:
+    sums = summed(batches)
+  else:
+    every = [*batches]
+    with futures.ThreadPoolExecutor(groups) as pool:
+      parts = pool.map(summed, [every[g::groups] for g in range(groups)])
+      sums = functools.reduce(_join, parts)
   processes.trim()
   # AdamW's moments are 8 bytes per parameter, 14 GB for 1.78e9: in host memory
   # they leave room for the activations above.

@@ -381,11 +381,14 @@ def segment(
     ahead = spec.lanes - 1 if spec.streams else 0
     again = (slots.upcoming(state, ahead) < P) & room(state)
     # The host may give the place of every finished prompt to another.
-    return newest, slots.shift(state, queue), again, window, shared
+    kept = None if spec.blocks else shared
+    return newest, slots.shift(state, queue), again, window, kept
 
   none = jnp.full_like(state.window, -1)
   shape = jax.eval_shape(policy.lane_prompts, inputs.prefix, none)
   shared = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+  if spec.blocks:  # made anew each time
+    shared = None
   newest, state, *_ = jax.lax.while_loop(
     lambda carry: carry[2],
     with_windows,

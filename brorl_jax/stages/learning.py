@@ -71,6 +71,7 @@ def update_policy(
     objective=goal,
     watch=watch,
     most_norm=run_state.most_norm(c.optim.spike, credit.progress.grad_norms),
+    groups=phase.memory.rollouts.groups,
   )
   state, stats = update.apply(state, parts, mesh, one)
   jax.block_until_ready((state, stats))

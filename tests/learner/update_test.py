@@ -554,3 +554,12 @@ def test_updates_wait_for_their_batches_in_turn(monkeypatch):
   update.minibatch_step(state_on(one_device()), batches(), **HOW)
   assert events[:4] == ["batch 0", "wait", "trim", "batch 1"]
   assert events[-2:] == ["wait", "trim"]
+
+
+@pytest.mark.ci
+def test_groups_sum_the_same_gradient(monkeypatch):
+  batches, (one, two) = in_batches(monkeypatch), ({}, {"groups": 2})
+  make = lambda how: update.minibatch_step(
+    state_on(one_device()), batches, **HOW, **how
+  )
+  chex.assert_trees_all_close(make(one), make(two), atol=1e-6)

@@ -82,7 +82,8 @@ def test_updates_have_what_the_phase_decided(wired, monkeypatch, count):
   watch = told.pop("watch")
   assert told == dict(
     tx=phase.tx, response_logp=phase.trainer.response_logp,
-    objective=phase.objective, most_norm=run_state.most_norm(3.0, norms),
+    objective=phase.objective, groups=2,
+    most_norm=run_state.most_norm(3.0, norms),
   )  # fmt: skip
   assert np.isfinite(told["most_norm"]) and (watch is None) == (count == 0)
   if count:
