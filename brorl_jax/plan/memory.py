@@ -24,8 +24,8 @@ from brorl_jax.rollout.slots import RolloutSpec, page_columns
 _MORE = 1.1  # work that is not worth a term
 _WORTH = 1.1  # this many times the work per step is worth fewer slots
 _EIGHT = 8  # slots are multiples of it: what matrix units like
-# Programs of a CPU beside each other, on any number of cores; with more bytes of
-# weights than these the operations of one are long enough for two cores.
+# Programs of a CPU beside each other, on any number of cores. With more bytes
+# of weights than these the operations of one are long enough for two cores.
 _GROUPS, _SMALL = 2, 2**26
 _USABLE = 0.9  # of memory; the rest is for what is not counted, and for gaps
 
