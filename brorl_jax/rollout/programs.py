@@ -356,12 +356,11 @@ def segment(
 
   def with_windows(carry):
     """Decodes until lanes need other prompts, and gives them those."""
-    newest, state, _, had, shared = carry
+    newest, state, _ = carry
     state = slots.refill(state, queue, jnp.zeros_like(state.rollout, bool))
     # Not per step: with W = 2 and A lanes this copies 2 L G K x A W S
     # numbers, which a step would otherwise gather again.
-    window = queue.row[state.window]
-    shared = _of_windows(spec, inputs.prefix, window, had, shared)
+    shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
     read = spec, inputs.weights, queue, shared
 
     def step(_, carry):
@@ -381,46 +380,12 @@ def segment(
     ahead = spec.lanes - 1 if spec.streams else 0
     again = (slots.upcoming(state, ahead) < P) & room(state)
     # The host may give the place of every finished prompt to another.
-    kept = None if spec.blocks else shared
-    return newest, slots.shift(state, queue), again, window, kept
+    return newest, slots.shift(state, queue), again
 
-  none = jnp.full_like(state.window, -1)
-  shape = jax.eval_shape(policy.lane_prompts, inputs.prefix, none)
-  shared = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-  if spec.blocks:  # made anew each time
-    shared = None
-  newest, state, *_ = jax.lax.while_loop(
-    lambda carry: carry[2],
-    with_windows,
-    (newest, state, room(state), none, shared),
+  newest, state, _ = jax.lax.while_loop(
+    lambda carry: carry[2], with_windows, (newest, state, room(state))
   )
   return newest, state, slots.measure_progress(state, queue, spec)
-
-
-def _of_windows(
-  spec: ProgramSpec,
-  prefix: Any,
-  window: Int[Array, "A W"],
-  had: Int[Array, "A W"],
-  shared: Any,
-) -> Any:
-  """`Decoder.lane_prompts` of `window`; `shared` are those of the window `had`.
-
-  XLA gathers number by number on a CPU: all of 16 lanes took as long as three
-  steps, so that 200 prompts x 16 cost 1.4 times as much a token as 16 x 200.
-  """
-  if spec.blocks:
-    return spec.policy.lane_prompts(prefix, window)
-  changed = jnp.any(window != had, axis=1)
-  order = jnp.argsort(~changed, stable=True)
-
-  def put(i, shared):
-    at = order[i]
-    one = spec.policy.lane_prompts(prefix, window[at][None])
-    update = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0)
-    return jax.tree.map(lambda x, new: update(x, new[0], at), shared, one)
-
-  return jax.lax.fori_loop(0, jnp.sum(changed), put, shared)
 
 
 def turn_pages(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:

@@ -157,10 +157,8 @@ def compact_sizes(
   most = lanes * slots
   least = min(1 if pool else _LEAST_ROWS, most)
   last = min(4 * least, most)
-  steps = math.ceil(math.log(most / last, _RATIO))
-  middle = np.geomspace(most, last, min(steps, _MOST_SIZES - 2) + 1)[
-    1:
-  ].tolist()
+  few = min(math.ceil(math.log(most / last, _RATIO)), _MOST_SIZES - 2)
+  middle = np.geomspace(most, last, few + 1)[1:].tolist()
   found = [(lanes, slots)]
   for rows in [*(-(-x // 4) * 4 for x in middle), least]:
     # The last one of a lane's narrow ones is half idle on average.

@@ -76,10 +76,12 @@ class Scorer:
       own.Group(texts, example)
       for example, texts in zip(examples, self.texts(rollouts), strict=True)
     ]
-    return [
-      [ScoredResponse(example.task, *verdict) for verdict in row]
-      for example, row in zip(examples, self._ask(groups, step), strict=True)
-    ]
+    out = []
+    for example, row in zip(examples, self._ask(groups, step), strict=True):
+      found = {id(verdict): verdict for verdict in row}  # one of equal ones
+      of = {i: ScoredResponse(example.task, *v) for i, v in found.items()}
+      out.append([of[id(verdict)] for verdict in row])
+    return out
 
   def texts(self, rollouts: types.Rollouts) -> list[list[str]]:
     """The texts of all rollouts, [P][N]. Equal ones of a group are decoded

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from json import dumps, loads  # which a user's file may replace in json
 from types import ModuleType
@@ -364,7 +364,7 @@ class Rewards:
       for group in groups
     ]
     return [
-      [*map(_combined, zip(*(wait() for wait in waits), strict=True))]
+      _joined(zip(*(wait() for wait in waits), strict=True))
       for waits in pending
     ]
 
@@ -429,6 +429,14 @@ class Rewards:
       return [self._call(which, [r], example, step)[0] for r in responses]
     each = self._each_s[which] = (time.monotonic() - begin) / len(found)
     return [TimedVerdict(verdict, each) for verdict in found]
+
+
+def _joined(scored: Iterable[tuple[TimedVerdict, ...]]) -> list[TimedVerdict]:
+  """`_combined` of each response: once of equal ones, with equal verdicts."""
+  rows = [*scored]
+  found = {(*map(id, row),): row for row in rows}
+  made = {at: _combined(row) for at, row in found.items()}
+  return [made[(*map(id, row),)] for row in rows]
 
 
 def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
