@@ -192,6 +192,10 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   need = roomy.rollouts.total_bytes
   tight = small(memory_bytes=math.ceil(need / 0.9))
   chosen = lambda plan: (plan.slots, plan.lanes, plan.stages)
+  large = dataclasses.replace(roomy.rollouts.load.policy, vocab=2**18)  # 134 MB
+  load = dataclasses.replace(roomy.rollouts.load, policy=large)
+  other = dataclasses.replace(roomy.rollouts, load=load)
+  assert (roomy.rollouts.groups, other.groups) == (2, 1)
   assert chosen(tight.rollouts) == chosen(roomy.rollouts)
   assert tight.heldout.load.prompts < 256
   assert tight.heldout.total_bytes <= need

@@ -95,6 +95,7 @@ def test_a_row_for_each_distinct_prefix_and_no_more():
   assert few.slot_steps.tolist() == [4 * levels] * 4
   assert many.slot_steps.tolist() == [64 * levels] * 4
   assert many.slot_occupancy() <= 1.0
+  assert prefixes._program(spec(n=99, groups=2), 8).slots == 32
   assert made(4, 512, 6).slot_occupancy() > 2.0
 
 

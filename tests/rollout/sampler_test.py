@@ -313,8 +313,8 @@ def test_groups_make_the_same_rollouts(count, groups, lanes, slots):
   for name in ("tokens", "mask", "truncated"):
     np.testing.assert_array_equal(getattr(got, name), getattr(one, name))
   np.testing.assert_allclose(got.logp, one.logp, atol=1e-6)
-  assert got.slot_steps.shape == (count,)
-  assert 0 < got.slot_occupancy() <= 1
+  assert got.slot_steps.shape == (count,) and 0 < got.slot_occupancy() <= 1
+  assert spec_of(Table(), n=8, lanes=1, groups=2).share(9).slots == 4
 
 
 def spec(lanes, slots, pages=3, blocks=0):

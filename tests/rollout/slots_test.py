@@ -317,14 +317,9 @@ def test_slots_in_narrow_lanes_and_back(seed):
   P, N, state = 6, 8, crowd(seed)
   full = spec(n=N, slots=4, policy=Table()).program(6)
   full = dataclasses.replace(full, lanes=3, full=(3, 4))
-  held = lambda state: {
-    int(r): (int(t), int(n))
-    for r, t, n in zip(
-      *(np.ravel(x) for x in (state.rollout, state.token, state.length)),
-      strict=True,
-    )
-    if r < P * N
-  }  # fmt: skip
+  ravel = lambda x: np.ravel(x).tolist()
+  each = lambda x: zip(*map(ravel, (x.rollout, x.token, x.length)), strict=True)
+  held = lambda state: {r: rest for r, *rest in each(state) if r < P * N}
   want, homes = held(state), np.asarray(state.rollout // N)
   home = {int(p): a for a, own in enumerate(homes) for p in own if p < P}
   for lanes, narrow in ((6, 2), (12, 1), (3, 4)):

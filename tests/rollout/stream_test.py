@@ -84,8 +84,7 @@ def test_what_a_group_decodes_depends_on_no_clock(late, monkeypatch):
 
   monkeypatch.setattr(sampler, "advance", advance)
   how = {"max_new_tokens": 150, "lanes": 2, "slots": 5, "groups": 2}
-  feed = Feed(numbered(8))
-  got = streamed(feed, places=4, **how)
+  got = streamed(Feed(numbered(8)), places=4, **how)
   whole = {}
   for g in range(2):
     part = jax.tree.map(lambda x, g=g: x[g::2], numbered(8))
