@@ -8,7 +8,6 @@ import concurrent.futures as futures
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -122,8 +121,6 @@ def logp_of(
 
 
 _join = jax.jit(_sum)
-# Two threads that need the same program would both compile it.
-_launching = threading.Lock()
 _add = jax.jit(
   add_gradient,
   static_argnames=("response_logp", "objective"),
@@ -204,13 +201,13 @@ def minibatch_step(
   )
 
   def summed(batches: Iterable[Batch]) -> tuple[PyTree, Stats]:
-    with _launching:
+    with processes.launching:
       sums = zeros(state.params)
     for batch in batches:
       # Otherwise the host would place all batches while the first is computed.
       jax.block_until_ready(sums)
       processes.trim()  # 1.2 GB of each length, for a model of 135M
-      with _launching:
+      with processes.launching:
         sums = add(sums, state.params, batch)
     return jax.block_until_ready(sums)
 

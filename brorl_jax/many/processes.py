@@ -48,6 +48,8 @@ _ALIVE, _ERROR = "brorl/alive", "brorl/error"  # keys of the store
 # This process ends by itself: the others may not end it with another line.
 _ending = threading.Event()
 _left = threading.Event()
+# Two threads that need the same program would both compile it.
+launching = threading.Lock()
 _words: list[Callable[[str, int], None]] = []
 
 

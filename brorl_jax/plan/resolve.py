@@ -530,8 +530,8 @@ def _heldout_plan(
       load, cut=c.eval.top_p < 1.0, max_new_tokens=c.heldout_tokens
     )
     slots, lanes = c.sampling.slots or None, None
-    if not policy.pool_columns:
-      lanes, few = sampler.together(load.here, load.n)
+    if each > 1 and not policy.pool_columns:  # one prompt: as many as fit
+      lanes, few = sampler.lanes_and_slots(load.here, load.n)
       slots, lanes = min(slots or few, few), lanes * rows
     try:
       return memory.rollouts(

@@ -134,7 +134,7 @@ def _made(
   row = np.where(np.arange(places) < P, np.arange(places), 0)
   read = jax.tree.map(lambda x: np.asarray(x)[row], prompts)
   batch = programs.batch_of(read, np.arange(places) < P)
-  with slots.launching:
+  with processes.launching:
     made = _sampled(spec, params, batch, key)
   out = jax.device_get(made)
   processes.trim()  # 1.2 GB of each call, for 135M: the next may not fit there

@@ -26,8 +26,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
+from brorl_jax.many import processes
 from brorl_jax.rollout import programs
-from brorl_jax.rollout import slots as states
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.programs import DecodeInputs
 from brorl_jax.rollout.slots import (
@@ -84,7 +84,7 @@ class OpenRollouts(NamedTuple):
 
 def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
-  with states.launching:
+  with processes.launching:
     decoding, progress = _launched(decoding, steps)
   return decoding._replace(progress=on_host(progress))
 
@@ -249,7 +249,7 @@ def _of_group(
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
   batch = programs.batch_of(batch, np.ones(len(batch.index), bool))
   batch = batch._replace(offset=batch.offset + offset)
-  with states.launching:
+  with processes.launching:
     started = programs.start(program, params, batch, key)
   inputs, state, progress = started
   now = on_host(progress)
@@ -260,7 +260,7 @@ def _of_group(
   while decoding.progress.busy + decoding.progress.waiting:
     decoding = advance(decoding)
     watch(decoding.progress)
-  with states.launching:
+  with processes.launching:
     out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
   arrays = map(together, (out.tokens, out.logp, out.mask, out.truncated))
@@ -287,7 +287,7 @@ def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
   return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
 
 
-def together(prompts: int, n: int) -> tuple[int, int]:
+def lanes_and_slots(prompts: int, n: int) -> tuple[int, int]:
   """(lanes, slots of each) that decode n rollouts of each prompt on a CPU."""
   most = max(-(-_ROWS // max(prompts, 1)), min(-(-n // 2), _OF_PROMPT))
   slots = max(min(most, n), 1)
@@ -336,7 +336,7 @@ def sample(
   # A pool has room for what it holds; pages are as long for all rows.
   few = len(prompts), n
   if not policy.pool_columns:
-    few = together(len(prompts), n)
+    few = lanes_and_slots(len(prompts), n)
   lanes = few[0] if lanes is None else lanes
   slots = few[1] if slots is None else slots
   sampling = SamplingParams(temperature, top_k, top_p, min_p)

@@ -12,7 +12,6 @@ to P - 1. Prompt P has no rollouts and fills the window of lanes without work.
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -179,8 +178,6 @@ class RolloutSpec:
     return dataclasses.replace(spec, blocks=blocks)
 
 
-# Two threads that need the same program would both compile it.
-launching = threading.Lock()
 # On every row of devices in full, or cut along the first axis over all rows.
 WHOLE, SPLIT = PartitionSpec(), PartitionSpec(meshes.ROWS)
 

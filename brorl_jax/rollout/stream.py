@@ -37,9 +37,6 @@ _TOKENS_TOGETHER = 2048
 SHARE = 4
 
 
-_FIRST = futures.FIRST_COMPLETED
-
-
 def prompts_together(each: int, S: int) -> int:
   """How many prompts of S tokens a device reads at a time."""
   return min(max(_TOKENS_TOGETHER // S, 1), each)
@@ -246,7 +243,8 @@ def stream(
           running[pool.submit(group.advance)] = group
       if not running:
         return
-      for future in futures.wait(running, return_when=_FIRST).done:
+      done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+      for future in done:
         future.result()
         yield from running.pop(future).finished()
 

@@ -181,6 +181,7 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   assert (roomy.heldout.lanes, roomy.heldout.slots) == (16, 8)
   assert small(eval_prompts=1).heldout.load.prompts == 8
   assert small(slots=5).heldout.slots == 5
+  assert small(in_flight=512, eval_n=512, slots=0).heldout.slots == 512
   assert small(eval_prompts=0).heldout.load.prompts == 256
   longer = small(eval_max_new_tokens=600)
   assert longer.heldout.load.max_new_tokens == 600
