@@ -35,6 +35,7 @@ class Stages(NamedTuple):
 
   target: int  # number of groups to train on
   plan: dynamic_sampling.RoundPlan  # how many rollouts each candidate gets
+  surplus: bool  # whether candidates are begun that will probably be needed
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
@@ -163,7 +164,7 @@ def train(
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
     kept = sampled.kept_groups(stages.least)
-    progress = run_state.generated(progress, sampled.groups.rollouts.mask)
+    progress = run_state.generated(progress, sampled.groups, sampled.kept)
 
     # Stage 4: advantages of the groups that were kept.
     credit = stages.advantages(kept, progress)
@@ -223,6 +224,7 @@ def _sample(
     target=stages.target,
     plan=stages.plan,
     meanwhile=meanwhile,
+    usual=progress.passed if stages.surplus else None,
   )
   processes.trim()
   return sampled
@@ -275,6 +277,7 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
     rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
+  seen["sampling/surplus_prompts"] = float(sampled.surplus)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)

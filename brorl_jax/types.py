@@ -116,6 +116,7 @@ class RunState:
   tokens: int = 0  # generated so far, including those of rejected prompts
   samples: int = 0
   drawn: int = 0  # candidates so far: the next position in the files
+  passed: float = 1.0  # share of the last step's candidates
   shaped: int = 0  # steps counted by the schedule of the length reward
   # State of the reference policy.
   since_reset: int = 0  # steps since the policy became the reference

@@ -189,22 +189,12 @@ class Sampling(Section):
 
   @property
   def chunk(self) -> int:
-    """Rollouts of a prompt that share a place on the devices."""
+    """Rollouts of a prompt that are asked for at first."""
     return self.rounds[0] if self.rounds else self.n
 
   @property
   def per_prompt(self) -> str:
     return f"{self.n}" if self.chunk == self.n else f"{self.chunk} to {self.n}"
-
-  @property
-  def places(self) -> int:
-    """Chunks that are on the devices at one time."""
-    return self.in_flight // self.chunk
-
-  @property
-  def chunk_lanes(self) -> int:
-    """Chunks that decode together: as many rows as `lanes` prompts have."""
-    return self.lanes * max(self.slots // self.chunk, 1)
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "n", "samples", "max_new_tokens")

@@ -158,6 +158,15 @@ _FAST = flags.DEFINE_bool(
   "With --topology: decodes with two and three layers instead of all, leaves "
   "out evaluations and lets the compiler make less effort.",
 )
+_MEAN_TOKENS = flags.DEFINE_float(
+  "mean_tokens",
+  None,
+  "--mode=plan: mean length of a response in the step whose seconds it prints; "
+  "by default sampling.mean_tokens, or .46 of the longest.",
+)
+_PASS_RATE = flags.DEFINE_float(
+  "pass_rate", 0.62, "--mode=plan: share of the prompts that such a step keeps."
+)
 _SET = flags.DEFINE_multi_string(
   "set",
   [],
@@ -192,7 +201,7 @@ _OF_MODE = {
     *(_BEGIN_AGAIN, _FROM_STEP, _PROFILE),
     *(_DISTRIBUTED, _COORDINATOR, _COUNT, _INDEX),
   ),
-  "plan": (_TOPOLOGY, _FAST),
+  "plan": (_TOPOLOGY, _FAST, _MEAN_TOKENS, _PASS_RATE),
   "prepare": (_SET,),
   "report": (_PAPER,),
   "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
@@ -319,8 +328,9 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
     from brorl_jax.main import plan
     from brorl_jax.plan import topology
 
-    where = topology.named(_TOPOLOGY.value, fast=_FAST.value)
-    plan.run(plan.resolved(c, where), where, fast=_FAST.value)
+    where = plan.assumed(c, topology.named(_TOPOLOGY.value, fast=_FAST.value))
+    case = _MEAN_TOKENS.value, _PASS_RATE.value
+    plan.run(plan.resolved(c, where), where, *case, fast=_FAST.value)
   elif mode == "prepare":
     from brorl_jax.main import prepare as sets
 

@@ -9,9 +9,10 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, spec
 from brorl_jax.model.spec import Target
-from brorl_jax.plan import memory, programs, resolve, topology
+from brorl_jax.plan import memory, programs, resolve, step_time, topology
 from brorl_jax.plan.programs import CompileJob
 from brorl_jax.plan.resolve import Machine, Phase, Run
+from brorl_jax.plan.step_time import Case
 from brorl_jax.plan.topology import Topology
 from brorl_jax.stages import examples, sampling
 from brorl_jax.verdicts import own
@@ -19,18 +20,32 @@ from brorl_jax.verdicts import own
 # The config.json of the language models that presets name.
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
 _USUAL = "h100:1x8"  # without accelerators, for presets that are meant for them
+_OF_LONGEST = 0.46  # 7,000 of 15,360: what the mean response is thought to have
 
 
 @as_user_error(ValueError)
-def run(this: Run, where: Topology | None = None, *, fast=False) -> None:
+def run(
+  this: Run,
+  where: Topology | None = None,
+  mean_tokens: float | None = None,
+  pass_rate: float = 0.62,
+  *,
+  fast: bool = False,
+) -> None:
   """Prints the plan of a run, of which no weights were loaded. With a topology
-  all programs are compiled for it, if `fast` with two and three layers.
+  all programs are compiled for it, if `fast` with two and three layers, and
+  the seconds of a step with this mean length and share of kept prompts follow.
   """
   c, judges = this.config, this.config.reward.verifier
   if judges:
     own.Rewards(judges, workers=1).close()  # imports them
   for phase in this.phases:
     _show(this, phase)
+    if where is not None and where.name.kind in topology.CHIPS:
+      most = phase.config.sampling.max_new_tokens
+      usual = phase.config.sampling.mean_tokens or _OF_LONGEST * most
+      case = step_time.Case(mean_tokens or usual, pass_rate)
+      _show_time(this, phase, where, case)
   examples.check_data(c.data, own=bool(judges))
   if c.data.files and this.tokenizer is not None:
     read = examples.Examples(c, this.text)
@@ -51,20 +66,25 @@ def run(this: Run, where: Topology | None = None, *, fast=False) -> None:
 
 
 @as_user_error(ValueError)
-def resolved(c: Config, where: Topology | None = None) -> Run:
-  """The run of a config on this machine or a topology, for a plan.
-
-  If `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for
-  more devices than this machine has; it then assumes accelerators. Without
-  accelerators a language model in bfloat16 is planned for _USUAL.
-  """
+def assumed(c: Config, where: Topology | None) -> Topology | None:
+  """`where`; without accelerators _USUAL for a language model in bfloat16."""
   # Of the presets those for accelerators name such a model.
   large = c.policy.dtype == "bfloat16"
   large &= c.policy.checkpoint not in huggingface.EMBEDDED
   given = where is not None or c.devices.memory_bytes
-  if large and not given and spec.here().on_cpu:
-    print(f"no accelerator here: planned for {_USUAL}; --topology= is another")
-    where = topology.assumed(topology.parse(_USUAL))
+  if not large or given or not spec.here().on_cpu:
+    return where
+  print(f"no accelerator here: planned for {_USUAL}; --topology= is another")
+  return topology.assumed(topology.parse(_USUAL))
+
+
+@as_user_error(ValueError)
+def resolved(c: Config, where: Topology | None = None) -> Run:
+  """The run of a config on this machine or a topology, for a plan.
+
+  If `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for
+  more devices than this machine has; it then assumes accelerators.
+  """
   try:
     return resolve.resolve(c, machine(c.devices, where), locate=locate)
   except UserError:
@@ -109,8 +129,8 @@ def _show(this: Run, phase: Phase) -> None:
   if form != plans.rollouts.line():
     shared = f"{form}, which needs less than these slots:\n"
   print(
-    f"rollouts{when}: {c.sampling.places} prompts x "
-    f"{c.sampling.chunk}, at most {c.sampling.max_new_tokens} tokens, "
+    f"rollouts{when}: {plans.rollouts.load.prompts * count} prompts x "
+    f"{plans.rollouts.load.n}, at most {c.sampling.max_new_tokens} tokens, "
     f"on {axes.rows} x {axes.within} {kind}{many}\n"
     f"{shared}{plans.rollouts.table()}\n"
     f"evaluations: {plans.heldout.load.prompts} prompts x {c.eval.n}\n"
@@ -120,6 +140,26 @@ def _show(this: Run, phase: Phase) -> None:
   print(
     f"an update, {update.prompts} blocks x {update.responses} rows",
     *memory.shares(update.parts, this.policy.target.memory_bytes),
+    sep="\n",
+  )
+
+
+def _show_time(this: Run, phase: Phase, where: Topology, case: Case) -> None:
+  chip = topology.CHIPS[where.name.kind]
+  t = step_time.step_time(this, phase, chip, case)
+  rows = {
+    "rollouts": f"{t.drawn:,}, {t.drawn / t.rollouts:.1f} per second; "
+    f"{t.busy:.0%} of slots are busy, {t.surplus:,} more are begun",
+    "exchange": "between processes",
+    "scores": "of the old policy and the reference",
+    "update": f"{t.padding:.0%} of the positions are padding",
+  }
+  total = sum(getattr(t, name) for name in rows)
+  print(
+    f"a step on {where.name} takes {total:,.0f} s by simulation, if "
+    f"{case.pass_rate:.0%} of the prompts are kept and responses have "
+    f"{case.mean_tokens:,.0f} tokens",
+    *(f"  {k:9} {getattr(t, k):7,.0f} s  {v}" for k, v in rows.items()),
     sep="\n",
   )
 

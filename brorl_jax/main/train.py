@@ -154,6 +154,7 @@ def stages(
   return train.Stages(
     target=c.sampling.prompts,
     plan=sampling.round_plan(phase),
+    surplus=not this.policy.target.on_cpu,
     least=c.optim.minibatches,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,

@@ -27,6 +27,9 @@ _EIGHT = 8  # slots are multiples of it: what matrix units like
 # Programs of a CPU beside each other, on any number of cores. With more bytes
 # of weights than these the operations of one are long enough for two cores.
 _GROUPS, _SMALL = 2, 2**26
+# Of the mean length: what slots that are always full hold at most at one time,
+# on average (lengths log-normal, cut at 2.2 times the mean: .83, simulated).
+_HELD = 0.85
 _USABLE = 0.9  # of memory; the rest is for what is not counted, and for gaps
 
 
@@ -117,6 +120,11 @@ class Load:
     return -(-self.prompts * self.parts // self.axes.rows)
 
   @property
+  def key_bytes(self) -> int:
+    """Of a cached token on a device."""
+    return self._cache(1)
+
+  @property
   def weights(self) -> int:
     return _weights(self.policy, self.axes.row)
 
@@ -125,7 +133,7 @@ class Load:
     return min(-(-lanes * self.parts // self.axes.rows), self.here)
 
   def blocks(self, lanes: int, slots: int) -> int:
-    """Of a device's pool: for mean rollouts, and for one longest; 0: pages.
+    """Of a device's pool: for rollouts in progress and one longest; 0: pages.
 
     Half of a row's last block is empty, on average. More than the longest
     rollouts of all slots need is never planned.
@@ -136,7 +144,7 @@ class Load:
     longest = rows * self.pages
     if not self.mean_tokens:
       return longest
-    each = max(self.mean_tokens / self.columns + 0.5, 1.0)
+    each = max(_HELD * self.mean_tokens / self.columns + 0.5, 1.0)
     return min(math.ceil(rows * each) + self.pages, longest)
 
   def stages(self, lanes: int, slots: int) -> dict[str, dict[str, int]]:

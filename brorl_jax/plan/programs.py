@@ -62,13 +62,13 @@ class CompileJob:
 
   @property
   def config(self) -> Config:
-    """That of the phase, or of one process of many while it samples."""
-    c = self.phase.config
-    if not self.sampled_apart:
-      return c
-    in_flight = c.sampling.in_flight // self.run.machine.processes
-    sampling = dataclasses.replace(c.sampling, in_flight=in_flight)
-    return dataclasses.replace(c, sampling=sampling)
+    """That of the phase."""
+    return self.phase.config
+
+  @property
+  def places(self) -> int:
+    """Of one process, see `stream`."""
+    return self.phase.memory.rollouts.load.prompts
 
   @property
   def policy(self) -> Policy:
@@ -99,7 +99,7 @@ class CompileJob:
   @property
   def read_together(self) -> int:
     return self.rows * stream.prompts_together(
-      self.config.sampling.places // self.rows, self.config.data.prompt_tokens
+      self.places // self.rows, self.config.data.prompt_tokens
     )
 
   def state(self) -> State:
@@ -152,7 +152,7 @@ def training_spec(job: CompileJob) -> ProgramSpec:
   job = job.alone
   cut = SamplingParams(temperature=job.config.sampling.temperature)
   spec = job.phase.memory.rollouts.spec(cut, (0,), job.mesh)
-  return spec.program(job.config.sampling.places, streams=True)
+  return spec.program(job.places, streams=True)
 
 
 def _outputs(
@@ -236,7 +236,7 @@ def _decode(
 def sampling(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """As `stream` runs them."""
   spec = training_spec(job)
-  each = job.config.sampling.places // job.rows
+  each = job.places // job.rows
   prompts = _prompts(job, job.read_together)
   part = stream.PromptPart(prompts.tokens, prompts.mask, prompts.index)
   args = (job.state().params, part, _key(job))

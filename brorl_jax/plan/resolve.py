@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from brorl_jax import config
 from brorl_jax.config import Config, PhaseConfig
 from brorl_jax.config.run import Devices
+from brorl_jax.config.sampling import Sampling
 from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
@@ -41,6 +42,11 @@ from brorl_jax.verdicts.own import find
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # the rollouts of the next take the slots that they leave.
 _AHEAD = 2048
+# Rollouts of a place, at least: each place reads the prompt of its own.
+_LEAST_CHUNK = 64
+# Steps' prompts that may be in progress where some will be rejected. On a CPU
+# one: what is in progress and not needed takes time from the others.
+_SPARE = 2
 # Fields that name a function, with the table of the built-in ones.
 _TABLES: Mapping[str, Mapping[str, Any]] = {
   "loss.kind": losses.LOSSES,
@@ -190,7 +196,8 @@ def evaluation(
   if before and before["run"] == str(source.run) and source.step is None:
     source = source._replace(step=before["step"])
   this = _with_policy(c, machine, source, workdir)
-  c, axes = with_in_flight(this.config, machine.axes), machine.axes
+  axes = machine.axes
+  c = with_in_flight(this.config, axes, this.config.sampling.chunk)
   _check_lengths(c, this.policy.max_positions)
   held = parameter_bytes(this.policy, axes)
   heldout = _heldout_plan(c, this.policy, axes, held, 1)
@@ -406,13 +413,40 @@ def sized(
   Raises TooLarge, or ValueError if the devices cannot share work or policy.
   """
   axes, memory_bytes = machine.axes, policy.target.memory_bytes
-  c = with_in_flight(c, axes)
-  blocks = c.optim.blocks or axes.rows
-  _check_mesh(c, blocks, axes.rows)
+  count, share = machine.processes, axes.share(machine.processes)
+  chunk = chunk_of(c.sampling, share.rows)
+  wasteful = policy.target.on_cpu or c.filter.keep == "all"
+  spare = 1 if wasteful else _SPARE
+  c = with_in_flight(c, axes, chunk, spare)
+  _check_mesh(c, c.optim.blocks or axes.rows, axes.rows, chunk)
   held, applying = (
     _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
     for applying in (False, True)
   )
+  update = _update_of(c, policy, held, axes)
+  sizes = {"rows": update.responses, "blocks": update.prompts}
+  c = dataclasses.replace(c, optim=dataclasses.replace(c.optim, **sizes))
+  # Each of several processes samples with its own copy of the parameters.
+  beside = held + (parameter_bytes(policy, share) if count > 1 else 0)
+  evaluated = c  # whose prompts are others
+  c = with_needed(c, axes, chunk, spare)
+  s = c.sampling
+  load = _load(c, policy, share, beside, chunk, s.in_flight // chunk // count)
+  fits = memory.rollouts(
+    dataclasses.replace(load, streams=True),
+    memory_bytes,
+    slots=s.slots or None,
+    # Chunks that decode together: as many rows as `lanes` prompts have.
+    lanes=s.lanes * max(s.slots // chunk, 1) or None,
+  )
+  memory.check_update(update, memory_bytes)
+  heldout = _heldout_plan(evaluated, policy, share, beside, count)
+  return c, Plans(fits, heldout, update, held, applying)
+
+
+def _update_of(c: Config, policy: Policy, held: int, axes: Axes) -> Gradient:
+  """With `blocks` and `rows` in place of zeros."""
+  blocks = c.optim.blocks or axes.rows
   update = Gradient(
     policy,
     held,
@@ -423,67 +457,58 @@ def sized(
     tokens=c.sampling.max_new_tokens,
     axes=axes,
   )
-  rows = c.optim.rows or memory.update_rows(update, memory_bytes)
+  rows = c.optim.rows or memory.update_rows(update, policy.target.memory_bytes)
   each = -(-c.sampling.prompts // c.optim.minibatches)  # prompts of an update
   most = each * -(-c.sampling.n // rows)
   blocks = min(blocks, -(-most // axes.rows) * axes.rows)
-  update = dataclasses.replace(update, responses=rows, prompts=blocks)
-  optim = dataclasses.replace(c.optim, rows=rows, blocks=blocks)
-  c = dataclasses.replace(c, optim=optim)
-  count, share = machine.processes, axes.share(machine.processes)
-  # Each of several processes samples with its own copy of the parameters.
-  beside = held + (parameter_bytes(policy, share) if count > 1 else 0)
-  evaluated = c  # whose prompts are others
-  c = with_needed(c, axes)
-  s = c.sampling
-  load = _load(c, policy, share, beside, s.chunk, s.places // count)
-  fits = memory.rollouts(
-    dataclasses.replace(load, streams=True),
-    memory_bytes,
-    slots=s.slots or None,
-    lanes=s.chunk_lanes or None,
+  return dataclasses.replace(update, responses=rows, prompts=blocks)
+
+
+def chunk_of(s: Sampling, rows: int) -> int:
+  """Rollouts of a prompt that share a place: its share of the first round on
+  each of the rows of devices of a process, which then ends when a longest of
+  these has ended, and not when a longest of all has.
+  """
+  n, least = s.chunk, min(s.chunk, _LEAST_CHUNK)
+  return min(
+    n // k for k in range(1, rows + 1) if not n % k and n // k >= least
   )
-  memory.check_update(update, memory_bytes)
-  heldout = _heldout_plan(evaluated, policy, share, beside, count)
-  return c, Plans(fits, heldout, update, held, applying)
 
 
-def with_in_flight(c: Config, axes: Axes) -> Config:
-  """With `in_flight`: 2,048 rollouts for each row of devices, in whole prompts,
-  or as many as a step has, but at least a prompt.
+def with_in_flight(c: Config, axes: Axes, chunk: int, spare: int = 1) -> Config:
+  """With `in_flight`: 2,048 rollouts for each row of devices, in whole chunks,
+  or as many as `spare` steps have, but at least a chunk.
   """
   if c.sampling.in_flight:
     return c
-  chunk = c.sampling.chunk
-  most = max(c.sampling.samples // chunk, 1)  # chunks of a step
+  most = max(spare * c.sampling.samples // chunk, 1)
   each = max(min(-(-_AHEAD // chunk), most // axes.rows), 1)
   in_flight = axes.rows * each * chunk
   sampling = dataclasses.replace(c.sampling, in_flight=in_flight)
   return dataclasses.replace(c, sampling=sampling)
 
 
-def with_needed(c: Config, axes: Axes) -> Config:
-  """With no more in flight than the prompts of a step need, in whole rows.
-
-  Another prompt is drawn only after one was rejected, so that never more than
-  `prompts` are open, each with at most the rollouts of its largest round.
+def with_needed(c: Config, axes: Axes, chunk: int, spare: int) -> Config:
+  """With no more in flight than the prompts of `spare` steps need, in whole
+  rows. If it is 1, another prompt is drawn only after one was rejected, so that
+  never more are open, each with at most the rollouts of its largest round.
   """
   s = c.sampling
   rounds = itertools.pairwise((0, *(s.rounds or (s.n,))))
-  most = s.prompts * max(b - a for a, b in rounds) // s.chunk
-  needed = -(-most // axes.rows) * axes.rows * s.chunk
+  most = spare * s.prompts * max(b - a for a, b in rounds) // chunk
+  needed = -(-most // axes.rows) * axes.rows * chunk
   in_flight = min(s.in_flight, needed)
   return dataclasses.replace(
     c, sampling=dataclasses.replace(s, in_flight=in_flight)
   )
 
 
-def _check_mesh(c: Config, blocks: int, rows: int) -> None:
-  n, wrong = c.sampling.chunk, []
-  if c.sampling.places % rows:
+def _check_mesh(c: Config, blocks: int, rows: int, chunk: int) -> None:
+  wrong = []
+  if c.sampling.in_flight % (rows * chunk):
     wrong.append(
       f"sampling.in_flight = {c.sampling.in_flight} must be a multiple of "
-      f"{rows * n}, {n} rollouts of a prompt for each group"
+      f"{rows * chunk}, {chunk} rollouts of a prompt for each group"
     )
   if blocks % rows:
     wrong.append(f"optim.blocks = {blocks} must be a multiple of {rows}")

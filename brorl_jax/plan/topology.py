@@ -30,17 +30,18 @@ class Chip:
   platform: str  # as in Target
   memory_bytes: int  # of which XLA's pool takes a share
   bandwidth: float  # of its memory, bytes/s
+  flops: float  # bfloat16 products, 1/s, dense
 
 
 # Memory of GPUs as the driver reports it; of TPUs as Google Cloud's pages say.
 CHIPS = {
   chip.kind: chip
   for chip in (
-    Chip("h100", "gpu", 84_942_979_072, 3.35e12),
-    Chip("h200", "gpu", 150_754_820_096, 4.8e12),
-    Chip("v5p", "tpu", int(95.74 * 2**30), 2.765e12),
-    Chip("v5e", "tpu", int(15.75 * 2**30), 0.819e12),
-    Chip("v6e", "tpu", int(31.25 * 2**30), 1.64e12),
+    Chip("h100", "gpu", 84_942_979_072, 3.35e12, 989e12),
+    Chip("h200", "gpu", 150_754_820_096, 4.8e12, 989e12),
+    Chip("v5p", "tpu", int(95.74 * 2**30), 2.765e12, 459e12),
+    Chip("v5e", "tpu", int(15.75 * 2**30), 0.819e12, 197e12),
+    Chip("v6e", "tpu", int(31.25 * 2**30), 1.64e12, 918e12),
   )
 }
 # What XLA hears of a GPU that is not there; see its GpuTargetConfigProto. An

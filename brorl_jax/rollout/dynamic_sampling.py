@@ -1,21 +1,24 @@
 """Dynamic sampling: prompts are drawn until enough groups have a gradient.
 
-Candidates are drawn in a fixed order, never more than are still needed, and a
-rejected one is replaced at once. The step keeps the first that pass and
-generates none after the last of them. Both sets depend only on rewards, not on
-the order in which rollouts finish or are scored.
+Candidates are drawn in a fixed order, as many as are still needed, or probably
+will be, and a rejected one is replaced at once. The step keeps the first that
+pass and ends when these are known: what was begun behind the last of them is a
+surplus, which is counted and dropped. What is kept depends only on rewards, not
+on the order in which rollouts finish or are scored.
 
-A prompt may get its rollouts in rounds of chunks. As rollout n depends on
-(seed, step, p, n) alone, N rollouts in rounds are those of a fixed N.
+A prompt gets its rollouts in chunks, which may be on several devices, and maybe
+in rounds. As rollout n depends on (seed, step, p, n) alone, all of these are
+the rollouts of a fixed N.
 """
 
 import collections
 import concurrent.futures as futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +32,9 @@ from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 _DRAWS = itertools.count()
 # How often a process with idle devices looks for verdicts of others.
 _LOOK_S = 0.05
+# Verdicts that the pass rate of the step before counts for: the first few of a
+# step move the number of candidates in progress by a tenth each.
+_USUAL = 32
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
 MAX_INVALID = 0.01
@@ -37,13 +43,14 @@ MAX_INVALID = 0.01
 class RoundPlan(NamedTuple):
   """Rounds of a prompt, and when it stops; a fixed n is one round."""
 
-  after: tuple[int, ...]  # rollouts after each round, multiples of the first
+  after: tuple[int, ...]  # rollouts after each round, multiples of a chunk
   right: int = 0  # that suffice
+  together: int = 0  # rollouts of a chunk; 0: those of the first round
 
   @property
   def chunk(self) -> int:
-    """Rollouts of a prompt that are made in one place: the first round."""
-    return self.after[0]
+    """Rollouts of a prompt that are made in one place."""
+    return self.together or self.after[0]
 
   @property
   def n(self) -> int:
@@ -72,12 +79,18 @@ def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   return dataclasses.replace(prompts, first=first)
 
 
-def _whole(chunks: list[Groups], most: int) -> Groups:
-  """One group of all its chunks, in the order of n; see `Rollouts.drawn`."""
+def _joined(*parts: Any) -> Any:
+  """Arrays of chunks of a prompt behind each other, in the order of n."""
+  # Slot-steps are of the prompt, all others of its rollouts.
+  join = lambda *x: np.concatenate(x, 1) if x[0].ndim > 1 else np.sum(x, axis=0)
+  return jax.tree.map(join, *parts)
 
-  def joined(*parts) -> np.ndarray:
-    x = np.concatenate(parts, axis=1)
-    if x.shape[1] == most:
+
+def _whole(rounds: Sequence[Groups], most: int) -> Groups:
+  """One group of all its rounds; see `Rollouts.drawn`."""
+
+  def padded(x: np.ndarray) -> np.ndarray:
+    if x.ndim == 1 or x.shape[1] == most:
       return x
     # Zeros: no token, not valid. Of objects None.
     shape = (x.shape[0], most, *x.shape[2:])
@@ -85,13 +98,14 @@ def _whole(chunks: list[Groups], most: int) -> Groups:
     out[:, : x.shape[1]] = x
     return out
 
-  # Slot-steps are of the prompt, all others of its rollouts.
-  together = lambda *x: joined(*x) if x[0].ndim > 1 else np.sum(x, axis=0)
-  return Groups(
-    dataclasses.replace(chunks[0].prompts, first=None),
-    jax.tree.map(together, *(x.rollouts for x in chunks)),
-    Scores(*map(joined, *(x.scores for x in chunks))),
-  )
+  every = [(x.rollouts, x.scores) for x in rounds]
+  rollouts, scores = jax.tree.map(padded, _joined(*every))
+  prompts = dataclasses.replace(rounds[0].prompts, first=None)
+  return Groups(prompts, rollouts, scores)
+
+
+class Enough(Exception):
+  """What a feed raises when what is in progress is needed no more."""
 
 
 class Candidates:
@@ -103,18 +117,23 @@ class Candidates:
     candidates: Sequence[int],
     target: int,
     plan: RoundPlan,
-    meanwhile: Callable[[], None],
+    meanwhile: Callable[[], None] = lambda: None,
+    usual: float | None = None,
   ):
     self._prompts, self._candidates = prompts, candidates
     self._target, self._others, self._plan = target, [meanwhile], plan
+    self._usual = usual
     self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
-    self._here: dict[int, dict[int, Groups]] = {}  # p -> first -> its chunk
+    # p -> first -> the finished chunks of its round; and its rounds before.
+    self._here: dict[int, dict[int, Rollouts]] = {}
+    self._rounds: dict[int, list[Groups]] = {}
     # Chunks that wait for a place: of a new prompt, or of another round.
     self._queue: list[Chunk] = []
     self.spent = collections.defaultdict[str, float](float)  # seconds of parts
     self.judged: list[futures.Future] = []  # of what `collect` judges
     self.decided: dict[int, tuple[Groups, bool]] = {}  # by p, of one group each
-    self.given = self.kept = 0
+    self.given = 0
+    self._first: list[bool] = []  # whether each of the first candidates passed
 
   @contextlib.contextmanager
   def clock(self, part: str):
@@ -125,7 +144,10 @@ class Candidates:
       self.spent[part] += time.perf_counter() - start
 
   def feed(self, room: int, idle: bool) -> Prompts | None:
-    """The next chunks; waits for rewards if the devices are idle."""
+    """The next chunks; waits for rewards if the devices are idle.
+
+    Raises Enough when the first `target` that pass are known.
+    """
     self._settle()
     while not (more := self._next(room)) and idle and self.judged:
       self.do_others()
@@ -134,32 +156,72 @@ class Candidates:
       self._settle()
     return more
 
-  def gathered(self, chunks: Groups) -> tuple[list[Groups], list[Chunk]]:
-    """Called by the thread with scored chunks: whole groups, further chunks."""
+  def suffices(self) -> int | None:
+    """How many candidates, in order, have the first `target` that pass."""
+    while len(self._first) < self.given:
+      if (good := self._verdict(len(self._first))) is None:
+        break
+      self._first.append(good)
+    passed = np.cumsum(self._first)
+    if not len(passed) or passed[-1] < self._target:
+      return None
+    return int(np.argmax(passed >= self._target)) + 1
+
+  def gathered(
+    self, prompts: Prompts, rollouts: Rollouts
+  ) -> list[tuple[Prompts, Rollouts]]:
+    """Called by the thread with finished chunks: the rounds that are whole now,
+    those with equally many rollouts together.
+    """
+    whole: dict[int, list[tuple[Prompts, Rollouts]]] = {}
+    for i in range(len(prompts.index)):
+      one, chunk = jax.tree.map(
+        lambda x, i=i: x[i : i + 1], (prompts, rollouts)
+      )
+      p, first = int(one.index[0]), one.first
+      here = self._here.setdefault(p, {})
+      here[0 if first is None else int(first[0])] = chunk
+      n = len(here) * self._plan.chunk
+      if self._made(p) + n < self._asked[p]:  # others of the round are missing
+        continue
+      ordered = [here[n] for n in sorted(self._here.pop(p))]
+      whole.setdefault(n, []).append((one, _joined(*ordered)))
+    behind = lambda *x: np.concatenate(x)
+    return [jax.tree.map(behind, *some) for some in whole.values()]
+
+  def scored(self, round: Groups) -> tuple[list[Groups], list[Chunk]]:
+    """Called by the thread with rounds: groups that stop, further chunks."""
     whole: list[Groups] = []
     more: list[Chunk] = []
-    for i in range(len(chunks.prompts.index)):
-      chunk = jax.tree.map(lambda x, i=i: x[i : i + 1], chunks)
-      p, first = int(chunk.prompts.index[0]), chunk.prompts.first
-      here, asked = self._here.setdefault(p, {}), self._asked[p]
-      here[0 if first is None else int(first[0])] = chunk
-      size = self._plan.chunk
-      if len(here) * size < asked:  # others of the round are missing
-        continue
-      ordered = [here[n] for n in sorted(here)]
-      reward = np.concatenate([x.scores.reward[0] for x in ordered])
-      self._asked[p] = self._plan.further(reward)
-      more += [Chunk(p, n) for n in range(asked, self._asked[p], size)]
-      if self._asked[p] == asked:
-        whole.append(_whole(ordered, self._plan.n))
-        del self._here[p], self._asked[p]
+    for i in range(len(round.prompts.index)):
+      one = jax.tree.map(lambda x, i=i: x[i : i + 1], round)
+      p = int(one.prompts.index[0])
+      before = self._rounds.setdefault(p, [])
+      before.append(one)
+      reward = np.concatenate([x.scores.reward[0] for x in before])
+      further = self._plan.further(reward)
+      if further > len(reward):
+        more += self._ask(p, further)
+      else:
+        whole.append(_whole(self._rounds.pop(p), self._plan.n))
     return whole, more
+
+  def _made(self, p: int) -> int:
+    """Rollouts of the rounds of prompt p that are scored."""
+    return sum(x.scores.reward.shape[1] for x in self._rounds.get(p, ()))
+
+  def _ask(self, p: int, n: int) -> list[Chunk]:
+    """The chunks that bring prompt p to n rollouts."""
+    begin, self._asked[p] = self._asked.get(p, 0), n
+    return [Chunk(p, first) for first in range(begin, n, self._plan.chunk)]
 
   def publish(self, p: int, good: bool) -> None:
     """Called by the thread with every verdict."""
 
-  def end(self) -> None:
-    """Called when sampling has ended."""
+  def end(self) -> int:
+    """Called when sampling has ended: how many candidates count, in order."""
+    self._settle()
+    return self.suffices() or self.given
 
   def do_others(self) -> None:
     with self.clock("meanwhile"):
@@ -168,9 +230,10 @@ class Candidates:
 
   def _next(self, room: int) -> Prompts | None:
     """At most this many chunks; prompts that are open come first."""
+    if self.suffices():
+      raise Enough
     while len(self._queue) < room and (p := self._new()) is not None:
-      self._asked[p] = self._plan.chunk
-      self._queue.append(Chunk(p, 0))
+      self._queue += self._ask(p, self._plan.after[0])
     chunks, self._queue = self._queue[:room], self._queue[room:]
     if not chunks:
       return None
@@ -178,12 +241,26 @@ class Candidates:
 
   def _new(self) -> int | None:
     """The next candidate, if it is needed."""
-    undecided = self.given - len(self.decided)
-    over = self.given == len(self._candidates)
-    if over or self.kept + undecided >= self._target:
+    passed = [good for _, good in self.decided.values()]
+    if self.given == len(self._candidates) or not self._wants(passed):
       return None
     self.given += 1
     return int(self._candidates[self.given - 1])
+
+  def _wants(self, passed: Collection[bool]) -> bool:
+    """Whether too few candidates will pass: of those that are in progress all
+    that may, or as many as are expected, to the nearest whole number.
+    """
+    rate = 1.0
+    if self._usual is not None:
+      rate = (sum(passed) + _USUAL * self._usual) / (len(passed) + _USUAL)
+    expected = sum(passed) + rate * (self.given - len(passed))
+    return expected <= self._target - 0.5
+
+  def _verdict(self, i: int) -> bool | None:
+    """Whether candidate i passed; None if that is not known."""
+    found = self.decided.get(int(self._candidates[i]))
+    return found and found[1]
 
   def _settle(self) -> None:
     """Decides the candidates whose rewards have arrived."""
@@ -191,24 +268,20 @@ class Candidates:
       self.judged.remove(future)
       decided, more = future.result()
       self._queue += more
-      self.kept += sum(good for _, good in decided.values())
       self.decided |= decided
 
 
 class SharedCandidates(Candidates):
   """The same, where every process samples some of the candidates.
 
-  Candidate i is needed if fewer than `target` of those before it passed or may
-  still pass. Once true this stays true, so that it does not matter who learns
-  of a verdict when: in the end the same candidates are claimed. If each process
-  had its share and waited for the others, sampling would take 1.07 to 1.26
-  times as long (simulated: 8 and 64 hosts, 128 groups of 512 with a mean of
-  6,000 of 15,360 tokens, of which 30 to 90 % pass).
+  If each process had its share and waited for the others, sampling would take
+  1.07 to 1.26 times as long (simulated: 8 and 64 hosts, 128 groups of 512 with
+  a mean of 6,000 of 15,360 tokens, of which 30 to 90 % pass).
   """
 
-  def __init__(self, *args: Any):
+  def __init__(self, *args: Any, board: Any = None):
     super().__init__(*args)
-    self._board = processes.Board(f"draw/{next(_DRAWS)}")
+    self._board = board or processes.Board(f"draw/{next(_DRAWS)}")
     self._place = {int(p): i for i, p in enumerate(self._candidates)}
     self._good: dict[int, bool] = {}  # by place, those of all processes
 
@@ -228,16 +301,20 @@ class SharedCandidates(Candidates):
   def publish(self, p: int, good: bool) -> None:
     self._board.write(self._place[p], str(int(good)))
 
-  def end(self) -> None:
-    """Every process then knows all candidates."""
+  def end(self) -> int:
+    """Every process then has all candidates that count."""
+    self._learn()
     self._settle()
+    count = self.suffices() or self.given
     sent = {
-      p: (_without_padding(x), good) for p, (x, good) in self.decided.items()
+      p: (_without_padding(x), good)
+      for p, (x, good) in self.decided.items()
+      if self._place[p] < count
     }
     for other in processes.gather(sent):
       self.decided |= {p: (_padded(x), good) for p, (x, good) in other.items()}
-    self.kept = sum(good for _, good in self.decided.values())
     self._board.clear()
+    return count
 
   def _learn(self) -> None:
     notes = self._board.read()
@@ -247,12 +324,16 @@ class SharedCandidates(Candidates):
 
   def _new(self) -> int | None:
     """The next candidate that no other process has."""
-    may_pass = sum(self._good.get(i, True) for i in range(self.given))
-    while may_pass < self._target and self.given < len(self._candidates):
-      self.given, may_pass = self.given + 1, may_pass + 1
+    while self._wants(self._good.values()) and self.given < len(
+      self._candidates
+    ):
+      self.given += 1
       if self._board.claim(self.given - 1):
         return int(self._candidates[self.given - 1])
     return None
+
+  def _verdict(self, i: int) -> bool | None:
+    return self._good.get(i)
 
 
 def _without_padding(group: Groups) -> tuple[Any, ...]:
@@ -278,7 +359,8 @@ def _padded(sent: tuple[Any, ...]) -> Groups:
 
 
 # (free places, whether nothing is decoding) -> at most that many prompts; None
-# if there is none now. None while nothing is decoding ends the sampling.
+# if there is none now. None while nothing is decoding ends the sampling, and so
+# does Enough at any time, for which it is also called without a place.
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
 
@@ -299,6 +381,7 @@ class SampledGroups:
   # rollouts. process_wait: this process waited for the others.
   spent: dict[str, float]
   rollout_s: list[float]  # of each process: the slowest keeps all waiting
+  surplus: int = 0  # prompts that were begun and not needed
 
   def kept_groups(self, least: int = 1) -> Groups:
     """The groups that are kept; if too few, a multiple of `least` of them."""
@@ -325,55 +408,79 @@ class SampledGroups:
     )
 
 
+Score = Callable[[Prompts, Rollouts], Scores]
+Informative = Callable[[Groups], Bool[np.ndarray, " P"]]
+
+
+def judge(
+  pending: Candidates,
+  score: Score,
+  informative: Informative,
+  prompts: Prompts,
+  rollouts: Rollouts,
+) -> tuple[dict[int, tuple[Groups, bool]], list[Chunk]]:
+  """The groups that finished chunks complete, by p, and whether each is kept;
+  further chunks.
+  """
+  decided: dict[int, tuple[Groups, bool]] = {}
+  further: list[Chunk] = []
+  with pending.clock("score"):
+    for some, made in pending.gathered(prompts, rollouts):
+      whole, more = pending.scored(Groups(some, made, score(some, made)))
+      further += more
+      for group in whole:
+        p, good = int(group.prompts.index[0]), bool(informative(group)[0])
+        decided[p] = group, good
+        pending.publish(p, good)
+  return decided, further
+
+
 def collect(
   sample: Sample,
-  score: Callable[[Prompts, Rollouts], Scores],
-  informative: Callable[[Groups], Bool[np.ndarray, " P"]],
+  score: Score,
+  informative: Informative,
   prompts: Callable[[Sequence[int]], Prompts],
   candidates: Sequence[int],
   *,
   target: int,
   plan: RoundPlan,
   meanwhile: Callable[[], None] = lambda: None,
+  usual: float | None = None,
 ) -> SampledGroups:
   """Draws candidates until `target` groups are kept, or there are no more.
 
+  With `usual`, the share of candidates that passed in the step before, as many
+  are in progress as will probably be needed; without it never more than are.
   `meanwhile` is other work for the devices. It is called once: when sampling
   first waits for rewards, or at the end. Raises TooManyInvalid if verifiers
   failed on more than `MAX_INVALID` of responses. Yu et al. 2025 (DAPO),
   arXiv:2503.14476, section 3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
-  pending = make(prompts, candidates, target, plan, meanwhile)
+  pending = make(prompts, candidates, target, plan, meanwhile, usual)
 
-  def judge(prompts: Prompts, rollouts: Rollouts):
-    """The groups that are whole now, whether each is kept; further chunks."""
-    with pending.clock("score"):
-      groups = Groups(prompts, rollouts, score(prompts, rollouts))
-      whole, more = pending.gathered(groups)
-      decided = {}
-      for group in whole:
-        p, good = int(group.prompts.index[0]), bool(informative(group)[0])
-        decided[p] = group, good
-        pending.publish(p, good)
-      return decided, more
-
+  judged = functools.partial(judge, pending, score, informative)
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
-    for done, rollouts in sample(pending.feed):
-      pending.judged.append(thread.submit(judge, done, rollouts))
+    try:
+      for done, rollouts in sample(pending.feed):
+        pending.judged.append(thread.submit(judged, done, rollouts))
+    except Enough:  # all that counts is decided
+      pending.judged.clear()
+      thread.shutdown(wait=False, cancel_futures=True)
   pending.do_others()
-  pending.end()
+  count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent
   # First, since groups without a verdict are not kept.
+  ordered = [pending.decided[p] for p in candidates[:count]]
   check_invalid(
     one
-    for group, _ in pending.decided.values()
+    for group, _ in ordered
     for one in group.scores.responses[group.rollouts.drawn]
   )
-  ordered = [pending.decided[p] for p in candidates[: pending.given]]
   waits = "meanwhile", "score_wait", "process_wait"
   rollout = took - sum(spent[part] for part in waits)
+  every = processes.gather((rollout, pending.given))
   return SampledGroups(
     jax.tree.map(lambda *x: np.concatenate(x), *(x for x, _ in ordered)),
     np.array([good for _, good in ordered], bool),
@@ -385,7 +492,8 @@ def collect(
       "rollout_wait": max(took - spent["score"], 0.0),
       "process_wait": spent["process_wait"],
     },
-    processes.gather(rollout),
+    [seconds for seconds, _ in every],
+    max(given for _, given in every) - count,
   )
 
 

@@ -56,7 +56,7 @@ _OF_PROMPT = 8
 _NO_BOUND = 2**30
 # Steps over a pool, at most, before idle slots may be dropped and a device that
 # waits for prompts gets them. An exit costs about one step (estimated).
-_SPAN = 256
+SPAN = 256
 # The same over pages when no rollout waits.
 _TAIL_SPAN = 32
 # Least ratio of the slots of a size to the next one, and most sizes: each is
@@ -99,7 +99,7 @@ def _launched(
   decoding = resized(decoding, spec)
   pages = list(decoding.pages) or [programs.cache(spec)]
   if spec.blocks:
-    steps = min(steps, page_columns(spec.max_new_tokens), _SPAN)
+    steps = min(steps, page_columns(spec.max_new_tokens), SPAN)
   elif not decoding.progress.waiting:
     steps = min(steps, _TAIL_SPAN)
   # Devices turn the page together, since the number of pages is static. As long

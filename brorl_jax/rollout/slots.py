@@ -331,7 +331,7 @@ def _order(length: Int[Array, " B"]) -> Int[Array, " B"]:
 # The decode loop of a stream pauses when an eighth of the working lanes waits
 # for a prompt. With N = 16, an exit to the host for each of them took 2.0 s for
 # a step's rollouts instead of 1.3: it costs more than the idle lanes.
-_IDLE_SHARE = 8
+IDLE_SHARE = 8
 
 fold_in = jnp.vectorize(jax.random.fold_in)
 
@@ -467,7 +467,8 @@ def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
   P, _ = queue.sizes
 
   def moves(state):
-    more = (state.window[:, 0] < P) | (upcoming(state) < P)
+    # A last prompt moves on too: a first one that is done is handed out.
+    more = jnp.any(state.window < P, axis=1) | (upcoming(state) < P)
     return jnp.any(_first_done(state, queue) & more)
 
   def move(state):
@@ -503,7 +504,7 @@ def wants_prompts(
   enough = done > 0
   if spec.streams:
     # If none waits, the host is asked, which is worth it only for some lanes.
-    return enough & (done * _IDLE_SHARE >= jnp.sum(has_one))
+    return enough & (done * IDLE_SHARE >= jnp.sum(has_one))
   return enough & (upcoming(state) < P)
 
 

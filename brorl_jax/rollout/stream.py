@@ -230,6 +230,7 @@ def stream(
   running: dict[futures.Future[None], _Group] = {}
   with futures.ThreadPoolExecutor(count) as pool:
     while True:
+      feed(0, False)  # raises Enough, also if there is no room
       for g, group in enumerate(groups):
         if group in running.values():
           continue

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax.config.run import Guard
 from brorl_jax.runs import lines
-from brorl_jax.types import RunState
+from brorl_jax.types import Groups, RunState
 
 _ENTROPY = "rollout/entropy"
 _FIRST = 20  # steps whose mean is what is usual in a run
@@ -41,13 +41,15 @@ def from_json(saved: Mapping[str, Any]) -> RunState:
   return RunState(**{**saved, "grad_norms": norms, "usual": usual})
 
 
-def generated(progress: RunState, mask: Any) -> RunState:
-  """Adds what a step generated, by the mask of its tokens, [P,N,T]."""
+def generated(progress: RunState, groups: Groups, kept: Any) -> RunState:
+  """Adds what a step generated, and which of these groups it kept, [P]."""
+  mask = groups.rollouts.mask
   return dataclasses.replace(
     progress,
     tokens=progress.tokens + int(mask.sum()),
     samples=progress.samples + int(mask[..., 0].sum()),
     drawn=progress.drawn + len(mask),
+    passed=float(kept.mean()),
   )
 
 

@@ -29,10 +29,8 @@ def form(phase: Phase) -> str:
 
 def round_plan(phase: Phase) -> RoundPlan:
   """How many rollouts each candidate gets."""
-  c = phase.config.sampling
-  if not c.rounds:
-    return RoundPlan((c.n,))
-  return RoundPlan(c.rounds, c.stop_right)
+  c, chunk = phase.config.sampling, phase.memory.rollouts.load.n
+  return RoundPlan(c.rounds or (c.n,), c.stop_right * bool(c.rounds), chunk)
 
 
 def sample_heldout(
@@ -69,7 +67,7 @@ def stream_rollouts(
     sharding.local_copy(params, sharding.local_mesh(this.mesh)),
     feed,
     key,
-    places=c.places // this.machine.processes,
+    places=plan.load.prompts,
   )
 
 

@@ -97,7 +97,8 @@ def test_a_preset_has_every_value_that_its_source_states(of, preset):
     want |= OF_MODELS[of]
   assert values(c, want) == want
   # On 1 to 8 rows of devices.
-  assert c.sampling.places % 8 == c.optim.blocks % 8 == 0
+  assert c.sampling.in_flight % (8 * c.sampling.chunk) == 0
+  assert c.optim.blocks % 8 == 0
 
 
 @pytest.mark.parametrize("preset", ["tiny", "1p5b", "8b"])

@@ -284,7 +284,8 @@ def test_every_preset_is_a_config_that_works(of, preset):
   c = settings.training(of.get_config(preset))
   assert c.sampling.n == (512 if of is n512 else 16)
   # On 1 to 8 rows of devices, with a context of 32,768 tokens.
-  assert c.sampling.places % 8 == c.optim.blocks % 8 == 0
+  assert c.sampling.in_flight % (8 * c.sampling.chunk) == 0
+  assert c.optim.blocks % 8 == 0
   assert c.data.prompt_tokens + c.sampling.max_new_tokens <= 32768
   assert bool(c.policy.checkpoint) == (preset != "tiny")
   families = examples.families(c.data.families)

@@ -44,7 +44,7 @@ def chosen(axes=ONE, policy=SMALL, **changes):
 def test_work_spreads_evenly_over_the_mesh():
   of = dict(n=512, in_flight=8192, rows=32, samples=16384)
   settled(config(**of, blocks=16), axes=Axes(fsdp=8))
-  both = "3 groups ... in_flight = 8192 ... of 1536 ... blocks = 16 ... of 3"
+  both = "3 groups ... in_flight = 8192 ... of 768 ... blocks = 16 ... of 3"
   with refuses(ValueError, both):
     settled(config(**of, blocks=16), axes=Axes(fsdp=3))
   with refuses(ValueError, "blocks = 6 ... multiple of 4"):
@@ -53,13 +53,13 @@ def test_work_spreads_evenly_over_the_mesh():
 
 @pytest.mark.parametrize(
   ("rows", "prompts", "each"),
-  [(8, 128, 4), (32, 128, 4), (64, 128, 2), (8, 4, 1)],
+  [(8, 128, 2048), (32, 128, 2048), (64, 128, 1024), (8, 4, 256)],
 )
 @pytest.mark.parametrize("data", [1, 4])
 def test_zeros_follow_from_the_mesh(rows, prompts, each, data):
   zeros = dict(in_flight=0, blocks=0, rows=3, n=512, samples=512 * prompts)
   axes = Axes(data=data, fsdp=rows // data)
-  assert chosen(axes, **zeros) == (rows * each * 512, rows, 3)
+  assert chosen(axes, **zeros) == (rows * each, rows, 3)
 
 
 def test_rows_are_as_many_as_fit():

@@ -353,7 +353,7 @@ def test_a_run_keeps_the_memory_that_it_began_with(tmp_path):
   assert again.policy.target.memory_bytes == 2**33
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows, processes", [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("fields, most", [
   ({"n": 16, "samples": 64}, 4),
   ({"n": 16, "samples": 32 * 16}, 32),
@@ -361,19 +361,23 @@ def test_a_run_keeps_the_memory_that_it_began_with(tmp_path):
   ({"n": 64, "samples": 256, "rounds": (16, 64)}, 4 * 3),
   ({"n": 512, "samples": 1024, "rounds": (16, 64, 512)}, 2 * 28),
 ])  # fmt: skip
-def test_no_more_prompts_are_in_flight_than_a_step_needs(fields, most, rows):
+def test_no_more_prompts_are_in_flight_than_a_step_needs(
+  fields, most, rows, processes
+):
   c = one_step.config(**fields, in_flight=4096, blocks=rows)
   most = max(most, rows)
-  this = resolve.resolve(c, Machine(meshes.Axes(fsdp=rows), CPU))
+  this = resolve.resolve(c, Machine(meshes.Axes(fsdp=rows), CPU, processes))
   (phase,) = this.phases
-  plan = phase.memory.rollouts
-  assert phase.config.sampling.places == plan.load.prompts == most
+  plan, chunk = phase.memory.rollouts, c.sampling.chunk
+  assert phase.config.sampling.in_flight == most * chunk
+  assert plan.load.n == chunk and plan.load.prompts == most // processes
   assert plan.lanes <= most
   # Held-out prompts are others.
-  want = min(4096 // c.eval.n, 8 * c.eval.prompts)
+  want = min(4096 // c.eval.n, 8 * c.eval.prompts) // processes
   assert phase.memory.heldout.load.prompts == want
   few = phase.memory.heldout.only(5)
-  assert (few.load.prompts, few.lanes) == (-(-5 // rows) * rows,) * 2
+  each = rows // processes
+  assert (few.load.prompts, few.lanes) == (-(-5 // each) * each,) * 2
   assert few.total_bytes < phase.memory.heldout.total_bytes
   assert phase.memory.heldout.only(10**6) == phase.memory.heldout
 

@@ -63,10 +63,9 @@ def sampler_of(places, order=lambda held: held[:1], log=None, make=rollouts):
   def sample(feed):
     held = []
     while True:
-      room = places - len(held)
-      more = feed(room, not held) if room else None
+      more = feed(places - len(held), not held)
       if more is not None:
-        assert len(more.index) <= room
+        assert len(more.index) <= places - len(held)
         held += zip(more.index.tolist(), more.first.tolist(), strict=True)
         if log is not None:
           log.append([*held])
@@ -101,10 +100,44 @@ def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
   np.testing.assert_array_equal(kept.scores.reward, [[1, 0, 0, 0]] * 4)
 
 
-def test_as_many_are_on_the_way_as_are_still_needed():
+@pytest.mark.parametrize(
+  "usual, want", [(None, 5), (1.0, 5), (0.7, 7), (0.1, 8)]
+)
+def test_as_many_are_on_the_way_as_will_be_needed(usual, want):
   log = []
-  run({0, 1, 2, 3, 9}, target=5, sample=sampler_of(8, log=log))
-  assert len(log[0]) == 5 == max(map(len, log))  # not 8
+  run({*range(20)}, target=5, sample=sampler_of(8, log=log), usual=usual)
+  assert len(log[0]) == want == max(map(len, log))  # of at most 8
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_what_was_begun_behind_the_last_that_is_needed_is_dropped(last):
+  """Prompts 3 and 4 never end, or end first: they are a surplus."""
+  order = lambda held: (
+    held[:1] if last else [x for x in held if x[0] > 2] or held
+  )
+  good = {0, 2, 3, 4}
+  sampled = run(good, target=2, places=5, usual=0.3, order=order)
+  assert sampled.groups.prompts.index.tolist() == [0, 1, 2]
+  assert sampled.kept.tolist() == [True, False, True] and sampled.surplus >= 2
+
+
+def test_chunks_on_several_devices_make_the_group_of_one_place():
+  """In any order; verdicts are made of whole prompts."""
+  whole, apart = RoundPlan((MOST,)), RoundPlan((MOST,), 0, CHUNK)
+  sizes = set()
+
+  def score(some, rollouts):
+    sizes.add(rollouts.mask.shape[1])
+    return drawn_score(some, rollouts)
+
+  make = lambda some: made(some, MOST)
+  of = [
+    in_rounds(whole, sample=sampler_of(3, make=make)),
+    in_rounds(apart, order=lambda held: [random.choice(held)], score=score),
+  ]
+  assert sizes == {MOST} and len({len(x.kept) for x in of}) == 1
+  of = [(x.groups.rollouts.tokens, x.groups.rollouts.logp, x.kept) for x in of]
+  chex.assert_trees_all_equal(*of)
 
 
 def test_a_rejected_one_is_replaced_while_others_go_on():
@@ -306,7 +339,8 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   assert claims(5) == [6]
   for i in (3, 6):
     board.write(i, "1")
-  assert pending.feed(5, True) is None  # nothing can change any more
+  with pytest.raises(dynamic_sampling.Enough):  # 1, 3, 5 and 6
+    pending.feed(0, True)
 
 
 def test_a_process_that_waits_for_others_does_other_work_meanwhile(monkeypatch):
@@ -351,9 +385,9 @@ def rate(p):
   return (p % 5) / 4
 
 
-def made(some):
+def made(some, count=CHUNK):
   """Rollout n of prompt p: a function of both, with its number as a token."""
-  n = some.first[:, None] + np.arange(CHUNK)[None]
+  n = some.first[:, None] + np.arange(count)[None]
   length = 1 + (some.index[:, None] + n) % T
   mask = np.arange(T) < length[..., None]
   token = (100 * some.index[:, None] + n)[..., None]
@@ -384,8 +418,8 @@ def in_rounds(
 ):
   more = {"sample": sampler_of(places, order, make=made)} | more
   return run(
-    {}, target, candidates=more.pop("candidates", range(40)), score=drawn_score,
-    plan=plan, **more,
+    {}, target, candidates=more.pop("candidates", range(40)),
+    score=more.pop("score", drawn_score), plan=plan, **more,
   )  # fmt: skip
 
 

@@ -371,7 +371,7 @@ def test_rows_that_stay_keep_their_blocks_when_slots_are_dropped():
     patch.setattr(programs, "resize", spy)
     patch.setattr(programs, "moved", None)  # no page follows
     patch.setattr(slots, "_UNCHECKED", 2)
-    patch.setattr(sampler, "_SPAN", 6)
+    patch.setattr(sampler, "SPAN", 6)
     got, told = rolled(blocks=20)
   near(got, over_pages(), atol=1e-6)
   assert len(shapes) > 1 and told.restarted

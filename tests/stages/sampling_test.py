@@ -75,19 +75,6 @@ def test_the_sampler_gets_what_was_planned(called, monkeypatch):
   )  # fmt: skip
 
 
-def test_each_process_samples_its_share(called):
-  this = resolved(config(max_new_tokens=17))
-  two = this.machine._replace(processes=2)
-  sample(dataclasses.replace(this, machine=two))
-  assert called[0][2]["places"] == 4  # of 4096 / 512
-  called.clear()
-  this = resolved(config())
-  sample(dataclasses.replace(this, machine=two))
-  assert [(name, how.get("places")) for name, _, how in called] == [
-    ("rows", 4), ("rows", None),
-  ]  # fmt: skip
-
-
 @pytest.mark.parametrize("T, how", [(17, "slots"), (6, "rows")])
 def test_rounds_are_sampled_in_chunks(called, T, how):
   sample(resolved(stop(max_new_tokens=T)))
@@ -125,14 +112,15 @@ def stop(**changes):
 
 
 def test_chunks_decode_in_as_many_rows_as_prompts_would():
-  assert stop(slots=64, lanes=2).sampling.chunk_lanes == 2 * 64 // 4
-  assert stop(slots=2, lanes=3).sampling.chunk_lanes == 3
-  assert stop(slots=64, lanes=0).sampling.chunk_lanes == 0  # as many as fit
-  assert config(n=64, slots=32, lanes=2).sampling.chunk_lanes == 2
+  lanes = lambda c: resolved(c).phases[0].memory.rollouts.lanes
+  assert lanes(stop(slots=64, lanes=2, in_flight=256)) == 2 * 64 // 4
+  assert lanes(stop(slots=2, lanes=3)) == 3
+  assert lanes(stop(slots=64, lanes=0)) == 16  # as many as fit
+  assert lanes(config(n=64, slots=32, lanes=2)) == 2
 
 
 def test_the_plan_has_the_rounds_of_the_config():
   plan_of = lambda c: sampling.round_plan(resolved(c).phases[0])
   plan = plan_of(stop(stop_right=3))
-  assert plan == ((4, 16, 64), 3) and (plan.chunk, plan.n) == (4, 64)
+  assert plan == ((4, 16, 64), 3, 4) and (plan.chunk, plan.n) == (4, 64)
   assert plan_of(config(n=64)).after == (64,)

@@ -1,0 +1,395 @@
+"""How long a step of a run takes: its decisions on fake clocks.
+
+Rollouts get lengths from a log-normal distribution, and prompts pass or not.
+What decides in a run decides here too: `Candidates`, `Places`, `shrunk`, the
+packing of rows. What the devices do is written again, `_Device`: when slots
+take rollouts and lanes prompts, and how many seconds a decode step takes,
+
+  launches + max(weights / bandwidth, operations / rate) + keys / bandwidth
+
+Rates are those of an H100 with jax 0.11.2, 2026-11-26; of other chips the same
+shares of their data sheets are assumed. No run on several GPUs was measured.
+"""
+
+import collections
+import concurrent.futures as futures
+import dataclasses
+import functools
+import heapq
+import itertools
+import types
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from brorl_jax.learner import packing
+from brorl_jax.plan.resolve import Phase, Run
+from brorl_jax.plan.topology import Chip
+from brorl_jax.rollout import dynamic_sampling, sampler, slots, stream
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.dynamic_sampling import Candidates
+from brorl_jax.rollout.sampler import OpenRollouts
+from brorl_jax.rollout.slots import DecodeProgress, ProgramSpec
+from brorl_jax.types import Prompts, Rollouts, Scores
+
+# Of a GPU, a layer: 549 kernels of 3.4 us in 28. Other chips launch none.
+_LAUNCH_S = 3.4e-6 * 549 / 28
+# Of the data sheet: 2.61 of 3.35 TB/s are copied, 650 of 989 TFLOP/s computed
+# by a product and, in an update, .46 of these.
+_COPIED, _COMPUTED, _UPDATED = 0.78, 0.66, 0.46
+_KEYS = 1.1  # what the kernel over a pool reads, of the bytes of keys
+_SENT = 87e6  # bytes/s of groups that a process packs and sends to the others
+# Spread of log lengths over prompts, and over the rollouts of one.
+_PROMPTS, _ROLLOUTS = 0.4, 0.55
+_SCORED_S = 2.0  # from the last rollout of a round to its verdict
+_LOOK_S = 0.05  # between two looks of a process that has nothing to do
+_FILLED = 0.6  # of the longest prompt, on average
+
+
+class Case(NamedTuple):
+  """What is assumed of a step."""
+
+  mean_tokens: float
+  pass_rate: float
+  seed: int = 0
+
+
+class StepTime(NamedTuple):
+  """A step, in seconds."""
+
+  rollouts: float
+  exchange: float  # of kept groups between processes
+  scores: float
+  update: float
+  drawn: int  # rollouts, up to the last that is needed
+  surplus: int  # rollouts of other prompts that were begun
+  busy: float  # share of slot-steps in which a slot had a rollout
+  padding: float  # share of the update's positions without a token
+
+
+class _Rates(NamedTuple):
+  """Of a row of devices with a policy."""
+
+  launch_s: float  # of a decode step
+  bandwidth: float  # bytes/s, of one of its devices as all below
+  operations: float  # 1/s, of a product
+  weights: float  # bytes that a decode step reads
+  token: float  # operations of a forward pass, without attention
+  attention: float  # operations of a token for each that it sees
+  key: float  # bytes of the keys and values of a token
+
+
+@dataclasses.dataclass(frozen=True)
+class _Load:
+  """The rollouts of a step."""
+
+  lengths: Int[np.ndarray, "candidates N"]
+  passes: np.ndarray  # [candidates]
+  target: int
+  plan: dynamic_sampling.RoundPlan
+  spec: ProgramSpec  # of one row of devices
+  prompt: int  # tokens
+  rows: int  # of a process
+  processes: int
+  each: int  # places of a row
+  rates: _Rates
+
+  def score(self, prompts: Prompts, rollouts: Rollouts) -> Scores:
+    """A prompt that passes is right once, another never."""
+    ones = np.ones(rollouts.truncated.shape, bool)
+    reward = np.zeros(ones.shape, np.float32)
+    reward[:, 0] = self.passes[prompts.index]
+    return Scores(reward, ones, ones, ones.astype(object))
+
+
+class _Chunk:
+  """Rollouts of a prompt in a place: those that wait, and those in a slot."""
+
+  def __init__(self, place: int, lengths: Iterable[int]):
+    self.place, self.running = place, 0  # place -1: no prompt
+    self.left = collections.deque(int(n) - 1 for n in lengths if n > 1)
+
+  @property
+  def done(self) -> bool:
+    return not self.left and not self.running
+
+
+class _Device:
+  """Lanes of slots as `slots.refill` and `slots.shift` give them work, until
+  the loop of `programs.segment` ends.
+  """
+
+  def __init__(self, load: _Load):
+    self._load, spec = load, load.spec
+    wide = 1 if spec.lanes == load.each else 2
+    none = _Chunk(-1, ())
+    self._lanes = [[none] * wide for _ in range(spec.lanes)]
+    self.busy = [0] * spec.lanes  # slots of each lane
+    self.todo = collections.deque[_Chunk]()
+    self.finished: list[int] = []  # places
+    # (step of its end, number, lane, first step, chunk) of each busy slot
+    self._ends: list[tuple[int, int, int, int, _Chunk]] = []
+    self._step, self._starts, self._count = 0, 0, itertools.count()
+
+  @property
+  def waiting(self) -> int:
+    return sum(len(x.left) for x in itertools.chain(*self._lanes, self.todo))
+
+  def advance(self, rows: int, steps: int) -> tuple[float, float, int]:
+    """Decodes until the host must act: seconds, tokens and steps of it."""
+    seconds, tokens, begin = 0.0, 0, self._step
+    again, end = True, begin + steps
+    self._shift()
+    while again:
+      self._refill(range(len(self._lanes)))
+      while self._ends and self._step < end and not self._wants():
+        count = min(self._ends[0][0], end) - self._step
+        seconds += self._seconds(rows, count)
+        tokens += len(self._ends) * count
+        self._step += count
+        freed = set()
+        while self._ends and self._ends[0][0] == self._step:
+          _, _, lane, start, chunk = heapq.heappop(self._ends)
+          chunk.running -= 1
+          self.busy[lane] -= 1
+          self._starts -= start
+          freed.add(lane)
+        self._refill(freed)
+      again = len(self.todo) >= self._load.spec.lanes and self._step < end
+      self._shift()
+    return seconds, tokens, self._step - begin
+
+  def _seconds(self, rows: int, steps: int) -> float:
+    r, busy = self._load.rates, len(self._ends)
+    seen = busy * (self._step + steps / 2) - self._starts
+    seen += self._load.prompt * sum(map(bool, self.busy))
+    fixed = max(r.weights / r.bandwidth, r.token * rows / r.operations)
+    return steps * (r.launch_s + fixed + _KEYS * r.key * seen / r.bandwidth)
+
+  def _refill(self, lanes: Iterable[int]) -> None:
+    for lane, chunk in ((i, x) for i in lanes for x in self._lanes[i]):
+      while chunk.left and self.busy[lane] < self._load.spec.slots:
+        end, number = self._step + chunk.left.popleft(), next(self._count)
+        heapq.heappush(self._ends, (end, number, lane, self._step, chunk))
+        chunk.running += 1
+        self.busy[lane] += 1
+        self._starts += self._step
+
+  def _wants(self) -> bool:
+    """As `slots.wants_prompts`."""
+    held = [lane[0].done for lane in self._lanes if lane[0].place >= 0]
+    return 0 < sum(held) * slots.IDLE_SHARE >= len(held)
+
+  def _shift(self) -> None:
+    while done := [lane for lane in self._lanes if lane[0].done]:
+      if not self.todo and all(x.place < 0 for lane in done for x in lane):
+        return
+      for lane in done:
+        if (first := lane.pop(0)).place >= 0:
+          self.finished.append(first.place)
+        lane.append(self.todo.popleft() if self.todo else _Chunk(-1, ()))
+
+
+class _Process:
+  """A process of a step: its candidates and its devices, as in `stream`."""
+
+  def __init__(self, load: _Load, candidates: Candidates):
+    self._load, self._spec, self.candidates = load, load.spec, candidates
+    self._places = stream.Places(load.rows, load.each)
+    self._devices = [_Device(load) for _ in range(load.rows)]
+    self.clock, self.over, self.idle = 0.0, False, False
+    self.busy, self.slot_steps = 0.0, 0
+    # (when it is there, number, future, prompts) of each verdict
+    self._verdicts: list[tuple[float, int, futures.Future, Prompts]] = []
+
+  @property
+  def next_verdict(self) -> float:
+    return self._verdicts[0][0] if self._verdicts else np.inf
+
+  def turn(self) -> None:
+    """Gives prompts to free places and decodes."""
+    try:
+      self.candidates.feed(0, False)
+      while (room := self._places.room) and (
+        more := self.candidates.feed(room, False)
+      ):
+        self._admit(more)
+    except dynamic_sampling.Enough:
+      self.over = True
+      return
+    waiting = sum(x.waiting for x in self._devices)
+    rows = np.array([n for x in self._devices for n in x.busy])
+    self.idle = not waiting + rows.sum()
+    if self.idle:
+      return
+    progress = DecodeProgress(*[0] * 9)._replace(waiting=waiting, rows=rows)
+    full, none = self._load.spec, (None,) * 4
+    held: Any = OpenRollouts(full, self._spec, *none, progress, 0)
+    self._spec = sampler.shrunk(held)
+    size = self._spec.lanes * self._spec.slots
+    took = [x.advance(size, sampler.SPAN) for x in self._devices]
+    self.clock += max(seconds for seconds, _, _ in took)
+    self.busy += sum(tokens for _, tokens, _ in took)
+    self.slot_steps += full.lanes * full.slots * sum(n for _, _, n in took)
+    for own, device in zip(self._places.chunks, self._devices, strict=True):
+      for place in device.finished:
+        future = futures.Future()
+        self.candidates.judged.append(future)
+        verdict = self.clock + _SCORED_S, id(future), future, own.pop(place)
+        heapq.heappush(self._verdicts, verdict)
+      device.finished.clear()
+
+  def _admit(self, more: Prompts) -> None:
+    load, self._spec = self._load, self._load.spec
+    batch, at = self._places.put(more)
+    for i in np.flatnonzero(batch.real):
+      p, n = int(batch.prompts.index[i]), int(batch.offset[i])
+      chunk = _Chunk(int(at[i]), load.lengths[p, n : n + load.plan.chunk])
+      self._devices[i // self._places.visited].todo.append(chunk)
+    most = batch.real.reshape(load.rows, -1).sum(axis=1).max()
+    self.clock += most * load.prompt * load.rates.token / load.rates.operations
+
+  def judge(self, now: float) -> None:
+    """The verdicts that are there by now."""
+    good = lambda group: group.scores.reward.any(axis=1)
+    while self.next_verdict <= now:
+      _, _, future, prompts = heapq.heappop(self._verdicts)
+      none = np.zeros((1, self._load.plan.chunk, 1), np.int32)
+      made = Rollouts(none, none, none == 0, none[..., 0] > 0, np.zeros(1))
+      of = self.candidates, self._load.score, good, prompts, made
+      future.set_result(dynamic_sampling.judge(*of))
+
+
+def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
+  """Seconds, candidates that count and others, share of slots that are busy."""
+  claims, notes = set[int](), dict[int, str]()
+  board = types.SimpleNamespace(
+    claim=lambda i: i not in claims and not claims.add(i),
+    write=notes.__setitem__,
+    read=lambda: dict(notes),
+  )
+  prompts = lambda p: Prompts(*np.tile(np.array(p), (2, 1, 1)), np.array(p))  # type: ignore
+  shared = functools.partial(dynamic_sampling.SharedCandidates, board=board)
+  make: Any = shared if load.processes > 1 else Candidates
+  of = prompts, [*range(len(load.passes))], load.target, load.plan
+  every = [
+    _Process(load, make(*of, usual=usual)) for _ in range(load.processes)
+  ]
+  while going := [x for x in every if not x.over]:
+    one = min(going, key=lambda x: x.clock)
+    for other in every:
+      other.judge(one.clock)
+    one.turn()
+    if one.idle and not one.over:  # until another has something to tell
+      clocks = [x.clock for x in going if not x.idle]
+      later = min([*clocks, *(x.next_verdict for x in every)])
+      one.clock = max(one.clock + _LOOK_S, later)
+  count = every[0].candidates.suffices() or 0
+  given = max(x.candidates.given for x in every)
+  busy = sum(x.busy for x in every) / sum(x.slot_steps for x in every)
+  return max(x.clock for x in every), count, given - count, busy
+
+
+def _lengths(case: Case, shape: tuple[int, int], most: int) -> np.ndarray:
+  """Of all rollouts, cut at `most`; their mean is that of the case."""
+  rng = np.random.default_rng(case.seed)
+  spread = _PROMPTS * rng.normal(size=(shape[0], 1))
+  spread = np.exp(spread + _ROLLOUTS * rng.normal(size=shape))
+  low, high = 1.0, 1e3 * most
+  for _ in range(60):
+    middle = (low * high) ** 0.5
+    short = np.minimum(spread * middle, most).mean() < case.mean_tokens
+    low, high = (middle, high) if short else (low, middle)
+  return np.clip(spread * low, 1, most).astype(int)
+
+
+def _rates(run: Run, phase: Phase, chip: Chip) -> _Rates:
+  p, within = run.policy, run.machine.axes.within
+  total = sum(x.size for x in jax.tree.leaves(p.shapes))
+  unread = (
+    3 * p.layers * p.width * p.mlp * max(p.experts - p.experts_per_token, 0)
+  )
+  return _Rates(
+    _LAUNCH_S * p.layers * (chip.platform == "gpu"),
+    _COPIED * chip.bandwidth,
+    _COMPUTED * chip.flops,
+    2 * total / within,
+    2 * (total - unread) / within,
+    4 * p.layers * p.heads * p.head_size / within,
+    phase.memory.rollouts.load.key_bytes,
+  )
+
+
+def step_time(run: Run, phase: Phase, chip: Chip, case: Case) -> StepTime:
+  """A step of the phase on the machine of the run, of these chips.
+
+  Raises ValueError if the case is impossible.
+  """
+  c, plan, machine = phase.config, phase.memory.rollouts, run.machine
+  most, target, n = c.sampling.max_new_tokens, c.sampling.prompts, c.sampling.n
+  if not 1 <= case.mean_tokens < most or not 0 < case.pass_rate <= 1:
+    raise ValueError(
+      f"--mean_tokens={case.mean_tokens:g} must be at least 1 and below "
+      f"sampling.max_new_tokens = {most}, --pass_rate={case.pass_rate:g} above "
+      "0 and at most 1"
+    )
+  count = 64 + int(2 * target / case.pass_rate)
+  lengths = _lengths(case, (count, n), most)
+  passes = np.random.default_rng([case.seed, 1]).random(count) < case.pass_rate
+  rows = machine.axes.rows // machine.processes
+  each, prompt = plan.load.prompts // rows, int(_FILLED * c.data.prompt_tokens)
+  spec = plan.spec(SamplingParams(), ())
+  spec = dataclasses.replace(spec, lanes=-(-plan.lanes // rows), groups=1)
+  load = _Load(
+    lengths,
+    passes,
+    target,
+    dynamic_sampling.RoundPlan((n,), 0, plan.load.n),
+    spec.program(each, streams=True),
+    prompt,
+    rows,
+    machine.processes,
+    each,
+    _rates(run, phase, chip),
+  )
+  seconds, drawn, surplus, busy = _sampled(load, case.pass_rate)
+  kept = lengths[np.flatnonzero(passes[:drawn])[:target]]
+  scores, update, padding = _updated(phase, kept, load)
+  sent = 8 * kept.sum() / _SENT if machine.processes > 1 else 0.0
+  made = drawn * n, surplus * n
+  return StepTime(seconds, sent, scores, update, *made, busy, padding)
+
+
+class _Mask(NamedTuple):
+  """`Rollouts.mask`, of which packing asks the lengths: it has a GB."""
+
+  lengths: Int[np.ndarray, "P N"]
+
+  def __getitem__(self, at: Any) -> Any:
+    return types.SimpleNamespace(sum=lambda axis: self.lengths[at])
+
+
+def _updated(
+  phase: Phase, lengths: Int[np.ndarray, "P N"], load: _Load
+) -> tuple[float, float, float]:
+  """Seconds of the passes that score, of the updates, and share of padding."""
+  c, r, positions, tokens = phase.config, load.rates, 0, 0
+  for at in packing.split(len(lengths), c.optim.minibatches, (0, 0)):
+    read = np.full((len(at), c.data.prompt_tokens), _FILLED)
+    prompts = types.SimpleNamespace(tokens=read, mask=read)
+    rollouts = types.SimpleNamespace(mask=_Mask(lengths[at]))
+    source: Any = types.SimpleNamespace(prompts=prompts, rollouts=rollouts)
+    all_of: Any = [
+      (p, (np.arange(lengths.shape[1]),) * 2) for p in range(len(at))
+    ]
+    plan = packing.plan_blocks(source, all_of, phase.layout)
+    positions, tokens = positions + plan.positions, tokens + plan.tokens
+  seen = load.prompt + (lengths**2).sum() / (2 * lengths.sum())
+  each = (r.token + r.attention * seen) / (r.operations * _UPDATED)
+  forward = positions * each / (load.rows * load.processes)
+  scores = (c.optim.minibatches > 1) + bool(c.reference.kl_weight)
+  again = c.devices.remat != "nothing"
+  return scores * forward, (3 + again) * forward, 1 - tokens / positions
