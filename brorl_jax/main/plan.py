@@ -106,10 +106,8 @@ def _show(this: Run, phase: Phase) -> None:
   count = this.machine.processes
   many = f" of {count} processes" if count > 1 else ""
   if (idle := count - c.sampling.prompts) > 0:
-    print(
-      f"{idle} of {count} processes never have a prompt: a step has "
-      f"{c.sampling.prompts}"
-    )
+    few = f"never have a prompt: a step has {c.sampling.prompts}"
+    print(f"{idle} of {count} processes {few}")
   form, shared = sampling.form(phase), ""
   if form != plans.rollouts.line():
     shared = f"{form}, which needs less than these slots:\n"

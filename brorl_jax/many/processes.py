@@ -314,9 +314,8 @@ def gather(value: T) -> list[T]:
 
 def _message(most: int, count: int) -> int:
   """Bytes of one message of each of `count` processes; one has most to send."""
-  limit = max(min(_MOST, _TOGETHER // count), _LEAST)
-  size = 1 << (min(most, limit) - 1).bit_length()
-  return max(size if size <= limit else size // 2, _LEAST)
+  room = 1 << (_TOGETHER // count).bit_length() - 1
+  return max(min(1 << (most - 1).bit_length(), _MOST, room), _LEAST)
 
 
 def first(value: T) -> T:

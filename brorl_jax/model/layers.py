@@ -6,7 +6,7 @@ the traced function and does not leave it.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,8 @@ TILE = 2**14
 _UNIT = 128
 # Rows, at most, of a product in which the weight comes first.
 _FEW = 128
-# Rows, at most, that every expert computes. Products of 1,024 rows with 32 of
-# the experts of Qwen3-30B-A3B take .5 ms at 650 TFLOP/s, as long as launching
-# those of 32 blocks.
+# Rows, at most, that every expert computes. With 32 experts of Qwen3-30B-A3B
+# 1,024 take .5 ms at 650 TFLOP/s, as long as launching 32 blocks.
 EVERY = 2**10
 
 
@@ -510,69 +509,53 @@ def routed(
   share, chosen = jax.lax.top_k(jax.nn.softmax(logits), per_token)
   if normalize:
     share /= jnp.sum(share, axis=-1, keepdims=True)
-  weights = gate, up, down
+  args = x, share, chosen, gate, up, down
   if target.on_cpu:
-    return _sorted(x, share, chosen, *weights)
-  if len(x) <= EVERY:
-    return every_expert(x, share, chosen, *weights)
-  return by_expert(mesh, x, share, chosen, weights)
+    return _sorted(*args)
+  return every_expert(*args) if len(x) <= EVERY else by_expert(mesh, *args)
 
 
 def _sorted(x, share, chosen, gate, up, down) -> Float[Array, "n D"]:
-  """Rows sorted by expert, in products that take as many rows as chose it.
-
-  For CPUs. On GPUs XLA 0.10 masks a copy of all rows for each expert: 480 GiB
-  for 122,880 tokens of Qwen3-30B-A3B.
+  """Rows sorted by expert, for CPUs. On GPUs XLA masks a copy of all rows for
+  each expert: 480 GiB for 122,880 tokens of Qwen3-30B-A3B (jax 0.10.2).
   """
-  n, per_token = chosen.shape
   expert = chosen.reshape(-1)
   order = jnp.argsort(expert, stable=True)
   rows = jnp.bincount(expert, length=len(gate)).astype(jnp.int32)
   product = lambda a, b: jax.lax.ragged_dot(a, b, rows)
-  ours = x[order // per_token]
+  ours = x[order // chosen.shape[1]]
   y = product(jax.nn.silu(product(ours, gate)) * product(ours, up), down)
-  y = y[jnp.argsort(order)].reshape(n, per_token, -1)
+  y = y[jnp.argsort(order)].reshape(*chosen.shape, -1)
   return jnp.sum(share.astype(y.dtype)[..., None] * y, axis=1)
 
 
 def every_expert(x, share, chosen, gate, up, down) -> Float[Array, "n D"]:
-  """All experts for all of a few rows; those that a row did not choose count 0.
-
-  A decode step reads all experts anyway, and three products launch less than
-  hundreds. XLA cuts them as the weights are.
+  """All experts for all of a few rows, which count 0 where they are not chosen.
+  A decode step reads all experts anyway; XLA cuts products as the weights are.
   """
   each = share[..., None] * jax.nn.one_hot(chosen, len(gate))  # n per_token E
   weight = jnp.sum(each, axis=1).T[..., None]
   rows = jnp.broadcast_to(x, (len(gate), *x.shape))
-  product = functools.partial(jnp.einsum, "end,edf->enf")
-  inner = jax.nn.silu(product(rows, gate)) * product(rows, up)
+  inner = jax.nn.silu(rows @ gate) * (rows @ up)
   inner = jnp.where(weight > 0.0, weight.astype(x.dtype) * inner, 0.0)
   return jnp.einsum("enf,efd->nd", inner, down)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def by_expert(
-  mesh: Mesh | None,
-  x: Float[Array, "n D"],
-  share: Float[Array, "n k"],
-  chosen: Int[Array, "n k"],
-  weights: Sequence[Array],
-) -> Float[Array, "n D"]:
-  """A loop over blocks of rows of one expert, for many rows.
-
-  A block is gathered, multiplied and added to a float32 sum; no array has D or
-  F numbers for each token and expert, forward or backward. A device loops over
-  blocks of its own experts, as many as there are.
+def by_expert(mesh, x, share, chosen, *weights) -> Float[Array, "n D"]:
+  """A loop over blocks of rows of one expert, for many rows: each is gathered,
+  multiplied and added to a float32 sum. No array has D or F numbers for each
+  token and expert. A device loops over as many blocks as its experts have.
   """
-  return _over_experts(mesh, x, share, chosen, weights)[0].astype(x.dtype)
+  return _over_experts(mesh, x, share, chosen, *weights)[0].astype(x.dtype)
 
 
 def _by_expert_backward(mesh, saved, slope: Float[Array, "n D"]):
-  x, share, _, weights = saved
+  x, share, _, *weights = saved
   found = _over_experts(mesh, *saved, slope)
   like = zip(found, (x, share, *weights), strict=True)
   dx, dshare, *dweights = (d.reshape(a.shape).astype(a.dtype) for d, a in like)
-  return dx, dshare, None, tuple(dweights)
+  return dx, dshare, None, *dweights
 
 
 by_expert.defvjp(
@@ -580,16 +563,15 @@ by_expert.defvjp(
 )
 
 
-def _over_experts(mesh, x, share, chosen, weights, *slope) -> list[Array]:
+def _over_experts(mesh, x, share, chosen, *more) -> list[Array]:
   """`_sums` of each device for its own experts; those of tokens are added."""
-  numbers = jnp.arange(len(weights[0]), dtype=jnp.int32)
+  numbers = jnp.arange(len(more[0]), dtype=jnp.int32)
   # Of an expert's mean a quarter, so that an eighth is empty, up to 1,024.
   block = min(max(chosen.size // (4 * len(numbers)) // _UNIT, 1), 8) * _UNIT
   sums = functools.partial(_sums, block)
-  args = numbers, x, share, chosen, [*weights], *slope
   axes = sharding.axes_here(mesh)
   if math.prod(axes.get(name, 1) for name in meshes.WITHIN) == 1:
-    return sums(*args)
+    return sums(numbers, x, share, chosen, *more)
 
   def added(*args):
     of_tokens, *out = sums(*args)
@@ -600,17 +582,16 @@ def _over_experts(mesh, x, share, chosen, weights, *slope) -> list[Array]:
   return jax.shard_map(
     added,
     mesh=None if jax.sharding.get_abstract_mesh().axis_names else mesh,
-    in_specs=(apart, whole, whole, whole, apart, *[whole for _ in slope]),
-    out_specs=[whole, whole, apart, apart, apart] if slope else [whole],
+    in_specs=(apart, *[whole] * 3, *[apart] * 3, whole)[: 4 + len(more)],
+    out_specs=[whole] if len(more) == 3 else [*[whole] * 2, *[apart] * 3],
     axis_names={*meshes.WITHIN},
     check_vma=False,
-  )(*args)
+  )(numbers, x, share, chosen, *more)
 
 
-def _sums(block, numbers, x, share, chosen, weights, *slope) -> list[Array]:
-  """Of experts `numbers`: results; or, from slope, gradients of x, share and
-  weights.
-  """
+def _sums(block, numbers, x, share, chosen, *more) -> list[Array]:
+  """Results of experts `numbers`; or, from slope, their gradients."""
+  weights, slope = more[:3], more[3:]
   count, find = _blocks_of(chosen, numbers, block)
   take = lambda a, at: a.at[at].get(mode="fill", fill_value=0)
 
@@ -622,21 +603,17 @@ def _sums(block, numbers, x, share, chosen, weights, *slope) -> list[Array]:
     e, rows = find(b)
     token = rows // chosen.shape[1]
     args = take(x, token), take(share.ravel(), rows), *[w[e] for w in weights]
-    if slope:
-      more = jax.vjp(swiglu, *args)[1](take(slope[0], token))
-    else:
-      more = (swiglu(*args),)
-    each = zip(sums, (token, rows, e, e, e), more, strict=False)
+    out, back = jax.vjp(swiglu, *args)
+    found = back(take(slope[0], token)) if slope else [out]
+    each = zip(sums, (token, rows, e, e, e), found, strict=False)
     return [s.at[i].add(m.astype(s.dtype), mode="drop") for s, i, m in each]
 
   like = (x, share.ravel(), *weights) if slope else (x,)
-  start = [jnp.zeros(a.shape, jnp.float32) for a in like]
-  return jax.lax.fori_loop(0, count, add, start)
+  zeros = [jnp.zeros(a.shape, jnp.float32) for a in like]
+  return jax.lax.fori_loop(0, count, add, zeros)
 
 
-def _blocks_of(
-  chosen: Int[Array, "n k"], numbers: Int[Array, " E"], block: int
-) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
+def _blocks_of(chosen: Array, numbers: Array, block: int):
   """How many blocks, and of one its expert and rows of `chosen.ravel()`; an
   expert's last block is filled up with n k, of which there is no row.
   """
@@ -644,14 +621,13 @@ def _blocks_of(
   order = jnp.argsort(expert, stable=True).astype(jnp.int32)
   edges = jnp.append(numbers, numbers[-1] + 1)
   start = jnp.searchsorted(expert[order], edges).astype(jnp.int32)
-  last = jnp.cumsum(-(-jnp.diff(start) // block))  # blocks up to each expert
+  each = -(-jnp.diff(start) // block)
+  last = jnp.cumsum(each)  # blocks up to each expert
 
   def find(b: Array) -> tuple[Array, Array]:
     e = jnp.searchsorted(last, b, side="right")
-    nth = b - jnp.where(e > 0, last[e - 1], 0)
-    at = start[e] + nth * block + jnp.arange(block, dtype=jnp.int32)
-    rows = order.at[at].get(mode="fill", fill_value=0)
-    return e, jnp.where(at < start[e + 1], rows, chosen.size)
+    at = start[e] + (b - (last - each)[e]) * block + jnp.arange(block)
+    return e, jnp.where(at < start[e + 1], order[at], chosen.size)
 
   return last[-1], find
 

@@ -44,9 +44,7 @@ def _weights(policy: Policy, row: Axes) -> int:
 
 
 def _feed_forward(policy: Policy, row: Axes, tokens: int) -> int:
-  """Bytes in a layer. Of CPUs, products with experts mask a copy of tokens for
-  each; elsewhere all experts compute a few tokens, or a float32 sum grows.
-  """
+  """Bytes in a layer. On CPUs each expert masks a copy of all tokens."""
   p, number = policy, 4 if policy.target.on_cpu else _number(policy)
   if p.experts and not p.target.on_cpu:
     if tokens > layers.EVERY:

@@ -299,12 +299,9 @@ def test_experts_spread_over_devices_stay_where_they_are(
   run = functools.partial(routed, mesh=mesh)
   alone = functools.partial(routed, target=CPU)
   weight = np.random.default_rng(2).normal(size=(n, D)).astype(np.float32)
-  slopes = lambda run: jax.grad(
-    lambda *a: jnp.sum(weight * run(*a)), argnums=range(5)
-  )
-  for f, one, out in (
-    (run, alone, places[0]), (slopes(run), slopes(alone), places)
-  ):  # fmt: skip
+  slopes = lambda run: jax.grad(lambda *a: jnp.sum(weight * run(*a)), range(5))
+  pairs = (run, alone, places[0]), (slopes(run), slopes(alone), places)
+  for f, one, out in pairs:
     program = jax.jit(f, out_shardings=out).lower(*spread).compile()
     got, want = program(*spread), one(*args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
