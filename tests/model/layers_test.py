@@ -307,9 +307,10 @@ def test_experts_spread_over_devices_stay_where_they_are(
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
       np.testing.assert_allclose(a, b, atol=1e-5)
     moved = gathered(program.as_text())
-    # Tokens move, weights do not: not even the experts of one device, whose
-    # width the form of few rows alone makes whole.
-    assert moved and max(moved) < E // 4 * D * F + (layers.EVERY == n)
+    # Tokens move, weights do not: not even the experts of one device. For few
+    # rows it makes their width whole, and moves what is inside of them.
+    most = E // (2 if layers.EVERY == n else 4) * D * F
+    assert moved and max(moved) < most
 
 
 POLICIES = {
