@@ -13,17 +13,11 @@ TOY = Policy(
   vocab=10, width=4, layers=3, heads=2, kv_heads=1, head_size=2, mlp=6,
   rope=Rope(100.0), norm_eps=1e-6, tied=True,
 )  # fmt: skip
-
-
 SMALL = Policy(
   vocab=2048, width=128, layers=2, heads=8, kv_heads=2, head_size=16, mlp=512,
   rope=Rope(1e4), norm_eps=1e-6, tied=True,
 )  # fmt: skip
-
-
 HALF = dataclasses.replace(SMALL, dtype="bfloat16")
-
-
 GIB = 2**30
 
 

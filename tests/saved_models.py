@@ -22,14 +22,8 @@ TINY = Policy(
 
 # Every axis divides by 8, or is not spread.
 WIDE = dataclasses.replace(TINY, heads=4, kv_heads=4, mlp=32)
-
-
 WEIGHTS = "model.safetensors"
-
-
 INDEX = "model.safetensors.index.json"
-
-
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 

@@ -24,8 +24,6 @@ from brorl_jax.rollout.slots import RolloutSpec
 from brorl_jax.types import Prompts
 
 V, STOP = 6, 0
-
-
 KEY = jax.random.key(3)
 
 
@@ -115,14 +113,8 @@ class Recall(Table):
 
 
 TABLE = 1.5 * jax.random.normal(jax.random.key(0), (V, V))
-
-
 RECALL = jax.random.normal(jax.random.key(1), (7, V, V))
-
-
 PROMPTS = [[3], [1, 4, 2], [5, 5]]
-
-
 POLICY = Policy(
   vocab=24, width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp=16,
   rope=Rope(100.0), norm_eps=1e-6, tied=False, qkv_bias=True,
@@ -235,6 +227,4 @@ def with_two_ends():
 DOWN = jnp.where(
   jnp.arange(V)[:, None] - 1 == jnp.arange(V)[None], 0.0, -jnp.inf
 )
-
-
 DOWN = DOWN.at[0, 0].set(0.0)

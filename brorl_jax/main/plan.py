@@ -125,6 +125,9 @@ def _show(this: Run, phase: Phase) -> None:
   kind = "CPU devices" if this.policy.target.on_cpu else "accelerators"
   count = this.machine.processes
   many = f" of {count} processes" if count > 1 else ""
+  if (idle := count - c.sampling.prompts) > 0:
+    few = f"never have a prompt: a step has {c.sampling.prompts}"
+    print(f"{idle} of {count} processes {few}")
   form, shared = sampling.form(phase), ""
   if form != plans.rollouts.line():
     shared = f"{form}, which needs less than these slots:\n"

@@ -28,8 +28,9 @@ from brorl_jax.errors import UserError, first_line
 T = TypeVar("T")
 
 # Of one message of each process. Its shape is that of a program: a power of two
-# of at least 1 KiB, and of at most 64 MiB, that devices hold once per process.
-_LEAST, _MOST = 2**10, 2**26
+# of at least 1 KiB and at most 64 MiB. A device holds those of all processes,
+# at most 256 MiB, too little for a term of a plan: 4 MiB of each of 64.
+_LEAST, _MOST, _TOGETHER = 2**10, 2**26, 2**28
 _HALF = 2**30  # a size is sent as two numbers of 32 bits
 # A process that dies would leave the others waiting in a collective. So each
 # counts, at this interval in the key-value store of jax.distributed, and ends
@@ -299,7 +300,7 @@ def gather(value: T) -> list[T]:
   high, low = _all(np.array(divmod(len(data), _HALF), np.int32)).T
   sizes = [int(h) * _HALF + int(w) for h, w in zip(high, low, strict=True)]
   most = max(sizes)
-  size = min(max(_LEAST, 1 << (most - 1).bit_length()), _MOST)
+  size = _message(most, len(sizes))
   every = [np.zeros(n, np.uint8) for n in sizes]
   for begin in range(0, most, size):
     part = np.zeros(size, np.uint8)
@@ -309,6 +310,12 @@ def gather(value: T) -> list[T]:
       left = whole[begin : begin + size]
       left[:] = row[: len(left)]
   return [pickle.loads(whole.data) for whole in every]
+
+
+def _message(most: int, count: int) -> int:
+  """Bytes of one message of each of `count` processes; one has most to send."""
+  room = 1 << (_TOGETHER // count).bit_length() - 1
+  return max(min(1 << (most - 1).bit_length(), _MOST, room), _LEAST)
 
 
 def first(value: T) -> T:

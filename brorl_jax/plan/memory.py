@@ -47,8 +47,12 @@ def _weights(policy: Policy, row: Axes) -> int:
 
 
 def _feed_forward(policy: Policy, row: Axes, tokens: int) -> int:
-  """Bytes in a layer. Products with experts mask a copy of tokens for each."""
+  """Bytes in a layer. On CPUs each expert masks a copy of all tokens."""
   p, number = policy, 4 if policy.target.on_cpu else _number(policy)
+  if p.experts and not p.target.on_cpu:
+    if tokens > layers.EVERY:
+      return tokens * (2 * 4 * p.width + 5 * 4 * p.experts_per_token)
+    return number * tokens * p.experts // row.within * (3 * p.mlp + p.width)
   rows, F = tokens * max(p.experts_per_token, 1), p.mlp // row.within
   masked = rows * p.experts // row.within * max(p.width, p.mlp)
   return number * rows * (3 * F + 2 * p.width) + masked * (number + 1)
@@ -302,6 +306,9 @@ class Gradient:
       scores = 4 * p.heads // within * (written * (S + T) + read * S)
       tile = tokens
     kept = p.width * (p.layers + 12.5) * tokens + 6 * tile * p.mlp // within
+    if p.experts:  # gradients of a layer's experts and of tokens in float32
+      scores += 4 * 3 * p.experts // within * p.width * p.mlp
+      scores += _feed_forward(p, self.axes.row, tokens)
     return int(_MORE * (_number(p) * kept + scores))
 
 

@@ -448,6 +448,7 @@ def show(job: CompileJob, where: Topology) -> None:
     "fits": all(m.peak_bytes <= limit for m in found),
     "programs": [{**m._asdict(), "peak_bytes": m.peak_bytes} for m in found],
     "checkpoint_bytes": saved,
+    "estimated_bytes": {"gradient": job.phase.memory.update.need},
   }
   print(json.dumps(line))
   _refuse(found, where, job)

@@ -112,8 +112,6 @@ _MATH = {
 test_math, test_math_at_length = fuzzing.tiers(
   RESPONSES, _GOLDS, few=400, many=100_000, known=_MATH
 )(check_math)
-
-
 _CHOICES = ["a quetzal", "Quebec", "qubits"]
 _STEM = st.sampled_from([
   ("B", _CHOICES), ("Q", None), ("quetzal", None), ("Q+1", None),

@@ -16,8 +16,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 from launch.bench import protocol, rollout, update, workloads
 
 pytestmark = pytest.mark.ci
-
-
 MODEL = workloads.Model(
   vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
 )

@@ -97,15 +97,20 @@ with open(folder / "calls", "a") as f:
 """
 
 
-@pytest.mark.parametrize("status", [2, 75])
-def test_slurm(tmp_path, status):
+@pytest.mark.parametrize("gpus, there, status", [
+  ("4", 9, 2), ("gpu:h100:4", 9, 75), ("", 4, 2), ("", 0, 2), ("n/a", 4, 2),
+])  # fmt: skip
+def test_slurm(tmp_path, gpus, there, status):
   program(tmp_path / "srun", f"{WRITE}\nsys.exit({status})")
   program(tmp_path / "scontrol", WRITE)
-  env = {"SLURM_JOB_ID": "41", "SLURM_GPUS_ON_NODE": "4"}
+  program(tmp_path / "nvidia-smi", f"print('GPU\\n' * {there}, end='')")
+  env = {"SLURM_JOB_ID": "41"} | ({"SLURM_GPUS_ON_NODE": gpus} if gpus else {})
   flags = ["--config=n512", "--workdir=a b"]
-  assert ended(start("slurm.sbatch", *flags, path=tmp_path, **env))[0] == status
+  end, _, said = ended(start("slurm.sbatch", *flags, path=tmp_path, **env))
   (name, args, ids), *after = lines(tmp_path / "calls")
-  assert name == "srun" and ids == "0,1,2,3"
+  known = there and gpus != "n/a"
+  assert end == status and ("set JAX_LOCAL_DEVICE_IDS" in said) == (not known)
+  assert name == "srun" and ids == ("0,1,2,3" if known else None)
   assert args[0] == "--kill-on-bad-exit=1"
   assert args[2:] == ["-m", "brorl_jax.main", "--distributed", *flags]
   requeued = [[name, args] for name, args, _ in after]

@@ -62,8 +62,6 @@ def of_blocks(batch):
 PLAIN = Objective(
   clip_low=0.2, clip_high=0.28, kl_weight=0.0, kl_clamp=10.0, temperature=1.0
 )
-
-
 CLIP = dict(clip_low=0.2, clip_high=0.28)
 
 

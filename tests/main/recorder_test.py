@@ -484,8 +484,6 @@ def test_another_process_only_measures_and_is_told(files, wired, monkeypatch):
 
 
 END = {"event": "end", "why": "no space"}
-
-
 BEGUN = {"event": "start", "step": 2, "memory_kills": {"mine": 1, "gone": 9}}
 BEGUN |= {"planned_bytes": 3 * 2**30, "available_bytes": 4 * 2**30}
 

@@ -127,6 +127,12 @@ def test_one_process_gets_back_what_it_gives():
   processes.require_same({"lr": 1})
 
 
+def test_messages_of_all_processes_together_are_small():
+  sizes = (5, 2), (1025, 2), (2**40, 4), (2**40, 5), (2**22, 64), (2**40, 64)
+  bits = [processes._message(*of).bit_length() - 1 for of in sizes]
+  assert bits == [10, 11, 26, 25, 22, 22]
+
+
 def test_the_last_word_is_said_once_and_not_waited_for(monkeypatch):
   said, hold = [], threading.Event()
 

@@ -13,17 +13,11 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
 LLAMA = QWEN | dict(model_type="llama")
-
-
 GEMMA = QWEN | dict(
   model_type="gemma2", hidden_activation="gelu_pytorch_tanh", head_dim=6,
   tie_word_embeddings=True, sliding_window=7,
 )  # fmt: skip
-
-
 GEMMA_LAYERS = GEMMA | dict(model_type="gemma3_text", rope_local_base_freq=1e3)
-
-
 MOE = QWEN | dict(
   model_type="qwen3_moe", head_dim=6, moe_intermediate_size=12, num_experts=5,
   num_experts_per_tok=2, norm_topk_prob=True,

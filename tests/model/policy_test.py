@@ -46,11 +46,7 @@ POLICIES = {
     sliding=(False, True), output_bias=True,
   ),
 }  # fmt: skip
-
-
 NAMES = ("qwen2", "gemma2", "gemma3", "experts")
-
-
 logits = jax.jit(Policy.logits, static_argnums=0)
 
 

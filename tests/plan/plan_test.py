@@ -266,6 +266,7 @@ def test_a_plan_reads_the_cache_of_the_hub(tmp_path, monkeypatch, capsys):
   (None, "8 x 1 accelerators\n ... 72.78 GiB"),
   ("h100:8x8", "64 x 1 accelerators of 8 processes ... 72.78 GiB"),
   ("v5p:2x2x2", "8 x 1 accelerators of 2 processes ... 95.74 GiB"),
+  ("h100:256x1", "128 of 256 processes never have a prompt: a step has 128"),
 ])  # fmt: skip
 def test_a_preset_for_accelerators_is_planned_for_them(
   text, on, capsys, monkeypatch
@@ -281,6 +282,7 @@ def test_a_preset_for_accelerators_is_planned_for_them(
   plan_command.run(plan_command.resolved(settings.typed(c), where), where)
   said = capsys.readouterr().out
   assert all(part in said for part in on.split(" ... "))
+  assert ("never have" in said) == ("never" in on)
   why = (
     f"no compiler for {text}" if text else "no accelerator here ... h100:1x8"
   )

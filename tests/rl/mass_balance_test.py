@@ -170,8 +170,6 @@ GOOD = dict(
   correct=jnp.array([True, False, False, True]),
   sampled=jnp.array([True, True, False, False]),
 )
-
-
 COUNTED = dict(
   probs=GOOD["probs"], correct=GOOD["correct"], counts=jnp.array([1, 1, 0, 0])
 )

@@ -44,8 +44,6 @@ def test_slot_steps_by_hand(prompts, n, slots, limit, slot_steps, written):
 
 # After 4 rollouts end with their third token; after 3 none does.
 ENDLESS = jnp.full((V, V), -jnp.inf).at[3, 3].set(0.0)
-
-
 ENDLESS = ENDLESS.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
 
 
