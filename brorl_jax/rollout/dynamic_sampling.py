@@ -30,6 +30,7 @@ from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 
 # Draws of this process, as many as of any other: a board for each.
 _DRAWS = itertools.count()
+_STOP = -1  # in place of a candidate: one of the processes is to stop
 # How often a process with idle devices looks for verdicts of others.
 _LOOK_S = 0.05
 # Verdicts that the pass rate of the step before counts for: the first few of a
@@ -73,6 +74,10 @@ class Chunk(NamedTuple):
   first: int
 
 
+# What was sampled of a step: rollouts of one prompt, each chunk by itself.
+Finished = dict[Chunk, Rollouts]
+
+
 def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   """The prompts of these chunks, and which of their rollouts to make."""
   first = np.array([chunk.first for chunk in chunks], np.int32)
@@ -108,6 +113,13 @@ class Enough(Exception):
   """What a feed raises when what is in progress is needed no more."""
 
 
+class Interrupted(Exception):
+  """A step that was asked to stop, with the chunks that had ended by then."""
+
+  def __init__(self, finished: "Finished"):
+    self.finished = finished
+
+
 class Candidates:
   """Candidates of one step: drawn, being scored, and decided."""
 
@@ -119,8 +131,12 @@ class Candidates:
     plan: RoundPlan,
     meanwhile: Callable[[], None] = lambda: None,
     usual: float | None = None,
+    before: Finished | None = None,
+    stopping: Callable[[], bool] = lambda: False,
   ):
     self._prompts, self._candidates = prompts, candidates
+    self._stopping, self.stopped = stopping, False
+    self.finished, self._before = dict[Chunk, Rollouts](), dict(before or {})
     self._target, self._others, self._plan = target, [meanwhile], plan
     self._usual = usual
     self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
@@ -146,7 +162,7 @@ class Candidates:
   def feed(self, room: int, idle: bool) -> Prompts | None:
     """The next chunks; waits for rewards if the devices are idle.
 
-    Raises Enough when the first `target` that pass are known.
+    Raises Enough when the first `target` that pass are known, or if it stops.
     """
     self._settle()
     while not (more := self._next(room)) and idle and self.judged:
@@ -218,6 +234,10 @@ class Candidates:
   def publish(self, p: int, good: bool) -> None:
     """Called by the thread with every verdict."""
 
+  def left(self) -> Finished:
+    """What a next start need not sample."""
+    return self._before | self.finished
+
   def end(self) -> int:
     """Called when sampling has ended: how many candidates count, in order."""
     self._settle()
@@ -230,14 +250,33 @@ class Candidates:
 
   def _next(self, room: int) -> Prompts | None:
     """At most this many chunks; prompts that are open come first."""
-    if self.suffices():
+    self.stopped = self._stops()
+    if self.stopped or self.suffices():
       raise Enough
     while len(self._queue) < room and (p := self._new()) is not None:
-      self._queue += self._ask(p, self._plan.after[0])
+      self._add(self._ask(p, self._plan.after[0]))
     chunks, self._queue = self._queue[:room], self._queue[room:]
     if not chunks:
       return None
     return with_first(self._prompts([c.p for c in chunks]), chunks)
+
+  def _stops(self) -> bool:
+    return self._stopping()
+
+  def _add(self, chunks: Sequence[Chunk]) -> None:
+    """Queues chunks, but those that were sampled before are judged."""
+    for chunk in chunks:
+      if (made := self._before.pop(chunk, None)) is None:
+        self._queue.append(chunk)
+      else:
+        self.add_finished(with_first(self._prompts([chunk.p]), [chunk]), made)
+
+  def add_finished(self, prompts: Prompts, rollouts: Rollouts) -> None:
+    """Has chunks judged that have ended."""
+    for i, (p, n) in enumerate(zip(prompts.index, prompts.first, strict=True)):
+      one = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)
+      self.finished[Chunk(int(p), int(n))] = one
+    self.judged.append(self.submit(prompts, rollouts))
 
   def _new(self) -> int | None:
     """The next candidate, if it is needed."""
@@ -267,7 +306,7 @@ class Candidates:
     for future in [x for x in self.judged if x.done()]:
       self.judged.remove(future)
       decided, more = future.result()
-      self._queue += more
+      self._add(more)
       self.decided |= decided
 
 
@@ -316,8 +355,14 @@ class SharedCandidates(Candidates):
     self._board.clear()
     return count
 
+  def _stops(self) -> bool:
+    if self._stopping() and self._board.claim(_STOP):
+      self._board.write(_STOP, "")
+    return _STOP in self._board.read()
+
   def _learn(self) -> None:
     notes = self._board.read()
+    notes.pop(_STOP, None)
     self._good = {i: note == "1" for i, note in notes.items()}
     # Others have claimed these, perhaps unseen.
     self.given = max(self.given, *(i + 1 for i in notes), 0)
@@ -446,29 +491,37 @@ def collect(
   plan: RoundPlan,
   meanwhile: Callable[[], None] = lambda: None,
   usual: float | None = None,
+  before: Finished | None = None,
+  stopping: Callable[[], bool] = lambda: False,
 ) -> SampledGroups:
   """Draws candidates until `target` groups are kept, or there are no more.
 
   With `usual`, the share of candidates that passed in the step before, as many
   are in progress as will probably be needed; without it never more than are.
-  `meanwhile` is other work for the devices. It is called once: when sampling
-  first waits for rewards, or at the end. Raises TooManyInvalid if verifiers
-  failed on more than `MAX_INVALID` of responses. Yu et al. 2025 (DAPO),
-  arXiv:2503.14476, section 3.2.
+  Chunks that `before` has are not sampled again. When any process is `stopping`
+  all raise Interrupted. `meanwhile` is other work for the devices. It is called
+  once: when sampling first waits for rewards, or at the end. Raises
+  TooManyInvalid if verifiers failed on more than `MAX_INVALID` of responses. Yu
+  et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
-  pending = make(prompts, candidates, target, plan, meanwhile, usual)
+  pending = make(
+    prompts, candidates, target, plan, meanwhile, usual, before, stopping
+  )
 
   judged = functools.partial(judge, pending, score, informative)
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
+    pending.submit = functools.partial(thread.submit, judged)
     try:
       for done, rollouts in sample(pending.feed):
-        pending.judged.append(thread.submit(judged, done, rollouts))
+        pending.add_finished(done, rollouts)
     except Enough:  # all that counts is decided
       pending.judged.clear()
       thread.shutdown(wait=False, cancel_futures=True)
   pending.do_others()
+  if any(processes.gather(pending.stopped)):
+    raise Interrupted(pending.left())
   count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent
   # First, since groups without a verdict are not kept.

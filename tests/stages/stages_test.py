@@ -17,7 +17,6 @@ from brorl_jax.stages.examples import TooLong
 from brorl_jax.types import RunState
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.gym import tables
 
 ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 
@@ -409,7 +408,7 @@ def test_another_chat_template_is_other_data():
 
 def test_puzzles_without_their_library_are_refused_in_one_line(monkeypatch):
   gym._dataset.cache_clear()
-  tables.library.cache_clear()
+  gym.library.cache_clear()
   monkeypatch.setitem(sys.modules, "reasoning_gym", None)
   with refuses(ValueError, "pip install 'brorl_jax[gym]'"):
     configured.examples(config(), text())

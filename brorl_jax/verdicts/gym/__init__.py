@@ -5,8 +5,9 @@
     p = puzzle(families[0], "train", 123, seed=0)
     verify("<answer>4</answer>", p.entry).reward
 
-Only audited tasks can be used (tables.py), because many scorers of the library
-execute model text or reward garbage. `CHECKS` score some tasks. Scorers of
+Only audited tasks can be used, of all of reasoning-gym 0.1.25, because many
+scorers of the library execute model text or reward garbage; a task that is in
+no table is refused as unknown. `CHECKS` score some tasks. Scorers of
 `JAILED` evaluate the answer: a grammar filters it and they run in a jail. All
 others are the library's and run in this process; they neither execute text nor
 read settings (the tests check their source).
@@ -26,8 +27,7 @@ from typing import Any
 
 from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Example, Family, Verdict
-from brorl_jax.verdicts.gym import checks, tables
-from brorl_jax.verdicts.gym.tables import ALLOWED, REFUSED, STORED, scorer
+from brorl_jax.verdicts.gym import checks
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail, mine
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
 
@@ -49,6 +49,105 @@ _ANSWERED = {
 # unbounded time to differentiate and simplify.
 JAILED = frozenset({"intermediate_integration"})
 _SECONDS = 3.0
+
+
+MAX_ANSWER = 1_000  # characters, for tasks that are not in LONGEST
+# The longest right answers of 2,000 puzzles each had 1,799, 11,400, 511 and
+# 4,063 characters. Their checks take linear time.
+LONGEST: Mapping[str, int] = {
+  "arc_agi": 2_000,
+  "palindrome_partitioning": 20_000,
+  "propositional_logic": 200,  # parsed in quadratic time
+  "rearc": 2_000,
+  "tower_of_hanoi": 8_000,
+}
+
+_HASH = "its puzzles change with PYTHONHASHSEED"
+_ORDER = "its puzzles depend on more than seed + index"
+
+# Tasks that are scored but not generated, with the reason.
+STORED: Mapping[str, str] = {
+  "acre": _ORDER,
+  "arc_agi": "both sides of the split have the same puzzle in other colours",
+  "bf": "it prints to stdout for every puzzle",
+  "futoshiki": "one puzzle takes 60 to 260 ms",
+  "gsm_symbolic": _ORDER,
+  "intermediate_integration": "one puzzle takes 30 to 130 ms",
+  "isomorphic_strings": _HASH,
+  "list_functions": _ORDER,
+  "polynomial_multiplication": _HASH,
+  "pool_matrix": "its generator accepts no seed above 2**32",
+  "quantum_lock": "one puzzle takes 24 to 42 ms",
+  "ransom_note": _HASH,
+  "rubiks_cube": "one puzzle takes 18 ms",
+  "sokoban": "one puzzle takes 9 to 90 ms",
+  "string_manipulation": "one right answer in 2,000 is empty",
+  "sudoku": "one puzzle takes 22 ms",
+  "zebra_puzzles": "one puzzle takes 60 to 160 ms",
+}
+
+# Tasks that can be generated and scored.
+ALLOWED = frozenset(
+  """
+  ab aiw arc_1d base_conversion basic_arithmetic binary_alternation
+  binary_matrix bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum
+  circuit_logic color_cube_rotation complex_arithmetic count_bits count_primes
+  countdown course_schedule cryptarithm decimal_chain_sum dice emoji_mystery
+  family_relationships figlet_font fraction_simplification game_of_life
+  game_of_life_halting gcd graph_color group_anagrams jugs kakurasu
+  knights_knaves largest_island lcm leg_counting letter_counting letter_jumble
+  mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid n_queens
+  needle_haystack number_filtering number_format number_sequence
+  number_sorting palindrome_generation palindrome_partitioning path_star
+  prime_factorization products propositional_logic puzzle24 rearc
+  rectangle_count rotate_matrix rotten_oranges self_reference
+  sentence_reordering shortest_path simple_equations simple_geometry
+  simple_integration spell_backward spiral_matrix string_insertion
+  string_splitting string_synthesis survo syllogism tower_of_hanoi tsumego
+  word_sequence_reversal word_sorting
+  """.split()
+)
+
+_NONE = "its puzzles have no stored answer"
+
+REFUSED: Mapping[str, str] = {
+  "advanced_geometry": "its answers have fewer decimals than it asks for",
+  "boxnet": _NONE,
+  "codeio": f"{_HASH}, and many have several right answers",
+  "coin_flip": "its questions do not state the number of digits",
+  "composite": "it is a mixture; list its tasks as families",
+  "decimal_arithmetic": "its answers are rounded after every operation",
+  "knight_swap": f"{_HASH}, and one takes 300 to 600 ms",
+  "polynomial_equations": "its scorer accepts garbage if there is no root",
+  "power_function": "it writes the square of -2 as -2^2",
+  "rush_hour": _NONE,
+  "time_intervals": "some answers are a millisecond too short",
+  "word_ladder": f"{_HASH}, and its scorer knows words of four letters only",
+}
+
+# Of 2,000 number sequences with complexity 3, the library's default, two took
+# over 10 s. With complexity 2 the slowest took 50 ms.
+MAX_COMPLEXITY = {"number_sequence": 2, "propositional_logic": 3}
+
+
+@functools.cache
+def library() -> Any:
+  # Imported here: it takes 2 s, and the package is optional.
+  try:
+    import reasoning_gym
+  except ImportError as error:
+    raise ImportError(
+      f"procedural puzzles need reasoning-gym ({error}); pip install"
+      " 'brorl_jax[gym]'"
+    ) from error
+  return reasoning_gym
+
+
+@functools.cache
+def scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
+  """The library's scorer of a task."""
+  # Cached by task: some data sets read a book when they are built.
+  return library().get_score_answer_fn(name)
 
 
 # Generation. Two rules keep held-out puzzles out of training. Splits use
@@ -207,7 +306,7 @@ def _refuse(name: str, *, drawn: bool) -> None:
 @functools.lru_cache(maxsize=256)
 def _dataset(family: Family) -> Any:
   _refuse(family.name, drawn=True)
-  config = tables.library().factory.DATASETS[family.name][1]
+  config = library().factory.DATASETS[family.name][1]
   defaults = {
     field.name: _default(field)
     for field in dataclasses.fields(config)
@@ -224,7 +323,7 @@ def _dataset(family: Family) -> Any:
         f" {defaults[key]!r}"
       )
   try:
-    dataset = tables.library().create_dataset(
+    dataset = library().create_dataset(
       family.name, **family.settings, seed=0, size=1
     )
   except Exception as error:
@@ -232,7 +331,7 @@ def _dataset(family: Family) -> Any:
       f"{_describe(family)} is not valid: {_one_line(error)}"
     ) from error
   complexity = getattr(dataset.config, "max_complexity", 0)
-  if complexity > (most := tables.MAX_COMPLEXITY.get(family.name, 0)):
+  if complexity > (most := MAX_COMPLEXITY.get(family.name, 0)):
     raise ValueError(
       f"family {family.name!r}: setting max_complexity = {complexity} is too"
       " large (one puzzle may take over 10 s); set it to at most"
@@ -306,7 +405,7 @@ def verify(
   answer = said.strip() if answer is None else answer
   if not answer:
     return base.judged("empty answer", answer)
-  if fail := base.overlong(answer, tables.LONGEST.get(name, tables.MAX_ANSWER)):
+  if fail := base.overlong(answer, LONGEST.get(name, MAX_ANSWER)):
     return fail
   try:
     return _scored(name, answer, entry, jail)

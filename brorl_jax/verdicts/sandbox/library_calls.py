@@ -76,9 +76,9 @@ def symbolic(answer: str, gold: str) -> bool:
 
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
   """The score by reasoning-gym, or {"raised": type of the exception}."""
-  from brorl_jax.verdicts.gym import tables
+  from brorl_jax.verdicts import gym
 
-  scorer = tables.scorer(entry["metadata"]["source_dataset"])
+  scorer = gym.scorer(entry["metadata"]["source_dataset"])
   try:
     return float(scorer(answer, entry))
   except MemoryError:
@@ -119,10 +119,10 @@ def _warm_symbolic() -> None:
 
 
 def _warm_gym() -> None:
-  from brorl_jax.verdicts.gym import JAILED, tables
+  from brorl_jax.verdicts import gym
 
-  for name in sorted(JAILED):
-    tables.scorer(name)
+  for name in sorted(gym.JAILED):
+    gym.scorer(name)
 
 
 # The host's side.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from brorl_jax.verdicts.gym.tables import library
+from brorl_jax.verdicts.gym import library
 from launch.embedded.steps.merging import merge
 from launch.embedded.steps.pen import Entry, Pen, Task, near, parts
 

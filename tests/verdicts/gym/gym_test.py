@@ -24,7 +24,6 @@ from brorl_jax.verdicts.gym import (
   checks,
   heldout,
   puzzle,
-  tables,
   verify,
 )
 from brorl_jax.verdicts.sandbox.jail import Failed
@@ -297,7 +296,7 @@ def test_the_lists_are_about_tasks_that_exist():
   assert sum(map(len, sets)) == len(known)
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
-  for table in (checks.CHECKS, checks.FORMS, gym.JAILED, tables.LONGEST):
+  for table in (checks.CHECKS, checks.FORMS, gym.JAILED, gym.LONGEST):
     assert usable >= set(table)
 
 

@@ -145,7 +145,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch, name, args, needs):
   for module in ("reasoning_gym", "if_verifiable"):
     monkeypatch.setitem(sys.modules, module, None)
   judge.scorer.cache_clear()
-  judge.tables.library.cache_clear()
+  judge.library.cache_clear()
   library_calls.preload()  # what is missing is left out
   with pytest.raises((ImportError, LookupError), match=f"needs? .*{needs}"):
     library_calls.LIBRARY_CALLS[name].function(*args)
