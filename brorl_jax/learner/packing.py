@@ -5,6 +5,7 @@ whichever computes fewer positions.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,11 +19,17 @@ Average = Literal["token", "sequence", "prompt", "constant"]
 Distinct = list[tuple[np.ndarray, np.ndarray]]  # `Rollouts.distinct` of each
 
 # Lengths are halved from T down to 32, at most 5 times, with three quarters of
-# each from 128 on. Each is a program of some seconds to compile. Lengths that
-# are spread evenly fill .75 of a half and .86 of what lies closer.
+# each from 128 on; from T = 2,048 on T / 8 and more are T / 8 apart, from 4,096
+# on T / 16. Each is a program of some seconds to compile. Lengths that are
+# spread evenly fill .75 of a half and .86 of what lies closer.
 _LEAST_LENGTH = 32
 _MOST_HALVES = 5
 _LEAST_QUARTERS = 128
+_LEAST_EIGHTH = 512
+# Positions that keep a device busy for longer than it waits for weights: those
+# of 8B take .3 s at 50 GB/s, thrice, and a position .16 ms at 400 TFLOP/s (an
+# estimate). Microbatches of shorter responses have no more.
+_ENOUGH = 2**14
 # Microbatches of a batch. The last batch of a shape is filled up with zeros,
 # which are copied to the devices but not computed (`Batch.used`).
 MICROBATCHES = 8
@@ -51,14 +58,14 @@ class Layout:
   @property
   def lengths(self) -> list[int]:
     """The lengths to which responses are padded, ascending."""
-    lengths = [self.length]
-    for _ in range(_MOST_HALVES):
+    lengths, eighths = [self.length], min(self.length // _LEAST_EIGHTH, 8)
+    for halves in range(_MOST_HALVES):
       longest = lengths[0]
       if longest < 2 * _LEAST_LENGTH:
         break
-      if longest >= _LEAST_QUARTERS:
-        lengths.insert(0, -(-3 * longest // 4))
-      lengths.insert(0, -(-longest // 2))
+      steps = max(eighths >> halves, 1 + (longest >= _LEAST_QUARTERS))
+      parts = range(steps, 2 * steps)
+      lengths[:0] = [-(-i * longest // (2 * steps)) for i in parts]
     return lengths
 
   def blocks_of(self, length: int) -> int:
@@ -87,6 +94,8 @@ class Layout:
   def _fitting(self, positions: int) -> int:
     """How many of these fit into a microbatch, spread over the devices."""
     most = self.blocks * (self.prompt + self.rows * self.length)
+    if self.blocks == self.devices:  # no larger ones are asked for
+      most = min(most, self.devices * _ENOUGH)
     return max(most // (positions * self.devices), 1) * self.devices
 
 
@@ -193,23 +202,34 @@ def blocks(
       yield Block(p, first[at], count[at], int(length[at[0]]))
 
 
+def most_rows(rollouts: int, prompt: int, length: int) -> int:
+  """Rows of a block with which `rollouts` of a device compute least: a power of
+  two near sqrt(prompt * rollouts / length), but at least `_ENOUGH` / 2 tokens.
+
+  With R rows prompts are read once more for each R rollouts, and about one of
+  rollouts / R blocks is padding.
+  """
+  best = math.sqrt(max(prompt, 1) * rollouts / length)
+  return max(2 ** round(math.log2(best)), _ENOUGH // 2 // length, 1)
+
+
 def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
-  """Assigns blocks to lengths. What would fill less than half of a microbatch
-  goes to the next length, where each block has at most twice the positions.
+  """Assigns blocks to lengths. All devices compute a microbatch together, which
+  costs as much as its longest block: so each has the longest of those that are
+  left, of all groups. Only the last one may have empty blocks.
   """
   by_length = {length: [] for length in layout.lengths}
-  for block in blocks(source.rollouts, distinct, layout.rows):
-    length = next(x for x in layout.lengths if x >= block.length)
-    by_length[length].append(block)
-  S, positions = source.prompts.tokens.shape[1], 0
-  for i, length in enumerate(layout.lengths):
-    each = layout.blocks_of(length)
-    these = by_length[length]
-    rest = len(these) % each
-    if 2 * rest < each and i + 1 < len(layout.lengths):
-      by_length[layout.lengths[i + 1]] += these[len(these) - rest :]
-      del these[len(these) - rest :]
-    positions += -(-len(these) // each) * each * (S + layout.rows * length)
+  S, positions, start = source.prompts.tokens.shape[1], 0, 0
+  every = list(blocks(source.rollouts, distinct, layout.rows))
+  every.sort(key=lambda block: -block.length)
+  cost = lambda length: layout.blocks_of(length) * (S + layout.rows * length)
+  while start < len(every):
+    fitting = [x for x in layout.lengths if x >= every[start].length]
+    whole = [x for x in fitting if layout.blocks_of(x) >= len(every) - start]
+    length = min(whole, key=cost, default=fitting[0])
+    end = start + layout.blocks_of(length)
+    by_length[length] += every[start:end]
+    start, positions = end, positions + cost(length)
   make = functools.partial(_block_batch, source, layout)
   full = lambda length: layout.blocks_of(length) * MICROBATCHES
   return Plan(

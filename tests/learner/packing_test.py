@@ -37,12 +37,28 @@ from brorl_jax.types import Prompts, Rollouts
     (6, {6: 3}),
     (130, {33: 11, 65: 6, 98: 3, 130: 3}),
     (256, {32: 24, 64: 12, 96: 8, 128: 6, 192: 4, 256: 3}),
+    (2048, {
+      64: 96, 96: 64, 128: 48, 192: 32, 256: 24, 384: 16, 512: 12, 768: 8,
+      1024: 6, 1280: 4, 1536: 4, 1792: 3, 2048: 3,
+    }),
   ],
 )  # fmt: skip
 def test_lengths_by_hand(length, blocks):
   some = Layout(8, 3, length, 0)
   assert some.lengths == [*blocks]
   assert {x: some.blocks_of(x) for x in some.lengths} == blocks
+
+
+def test_a_long_response_keeps_a_device_busy_for_long_enough():
+  some = Layout(2, 4, 15360, 1024, devices=4)
+  got = {x: some.blocks_of(x) // 4 for x in some.lengths[:8]}
+  # 16,384 positions or less; there are as many of 3,840 more: 4,800, 5,760, ...
+  want = {480: 8, 720: 6, 960: 5, 1440: 4, 1920: 3, 2880: 2, 3840: 1, 4800: 1}
+  assert got == want and len(some.lengths) == 19
+  assert np.all(np.diff(some.lengths[9:]) == 960)
+  assert packing.most_rows(256, 1024, 15360) == 4  # sqrt(17.1)
+  assert packing.most_rows(32, 1024, 15360) == 2  # sqrt(2.1)
+  assert packing.most_rows(32, 64, 1024) == 8  # as many tokens as it takes
 
 
 def test_no_microbatch_has_more_positions_than_the_longest():
@@ -84,13 +100,16 @@ def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
         assert block.length == max(length) and len(length) <= 3
         mine += length
     assert mine == sorted(out.mask[p, first].sum(axis=1).tolist())[::-1]
-  for batch in batches:
+  every = []  # the longest of each block, as they are computed together
+  for batch in batches[::-1]:
     C, B, R, L = batch.mask.shape
     assert (C, B, R) == (8, Layout(3, 2, 4, S).blocks_of(L), 3)
-    rows = batch.weight.sum(-1) > 0
-    assert (batch.mask.sum(-1).max(-1)[rows] > L // 2).all() or L == 1
+    rows, longest = batch.weight.sum(-1) > 0, batch.mask.sum(-1).max(-1)
+    assert (longest.max(-1)[: batch.used] > L // 2).all() or L == 1
+    every += longest[rows].tolist()
     assert rows.reshape(-1)[: (int(batch.used) - 1) * B + 1].all()
     assert not rows[int(batch.used) :].any()
+  assert every == sorted(every)[::-1]
 
 
 @pytest.mark.usefixtures("three_lengths")
@@ -105,16 +124,16 @@ def test_more_microbatches_than_a_batch_holds_make_another(monkeypatch):
 
 
 @pytest.mark.usefixtures("three_lengths")
-def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
+def test_a_microbatch_has_the_longest_that_are_left():
   # Of 1 row: 8 blocks of up to 1 token in a microbatch, 4 of 2, 2 of 4.
-  source, distinct = some_lengths(1, 1, 1, 2, 2, 2, 2, 2, 2, 4, 4)
+  source, distinct = some_lengths(1, 1, 2, 2, 2, 2, 2, 4)
   plan = packing.plan_blocks(source, distinct, Layout(1, 2, 4, 0))
-  # The 3 of one token join the 6 of two: 9 are 2 microbatches and one block,
-  # which joins the 2 of four tokens.
+  # 4 and a 2; four of 2; 1 and 1, where with the prompt's 3 tokens 2 blocks of
+  # 4 have the fewest positions.
   batches = plan.batches()
   count = {b.mask.shape[-1]: int((b.weight > 0).sum()) for b in batches}
-  assert count == {2: 8, 4: 3}
-  assert plan.positions == 2 * 4 * (3 + 2) + 2 * 2 * (3 + 4)
+  assert count == {2: 4, 4: 4}
+  assert plan.positions == 4 * (3 + 2) + 2 * 2 * (3 + 4)
   assert plan.positions == sum(
     int(b.used) * (b.prompt[0].size + b.mask[0].size) for b in batches
   )
