@@ -70,16 +70,19 @@ class SmallTrees(Layout):
     return [(self.devices, 32)]
 
 
-def packed(
+def plan_of(
   rows=4, blocks=3, roll=None, unit="token", mean="token", layout=Blocks
 ):
   out, advantage = roll or rollouts()
   scale = packing.loss_scale(
     out.mask.sum(axis=2), unit=unit, mean=mean, constant=7
   )
-  return packing.pack(
-    prompts(), out, advantage, layout(rows, blocks, T, S), scale
-  )
+  source = Source(prompts(), out, advantage, scale)
+  return packing.pack(source, layout(rows, blocks, T, S))
+
+
+def packed(**how):
+  return plan_of(**how).batches()
 
 
 def some_lengths(*lengths):
@@ -91,7 +94,7 @@ def some_lengths(*lengths):
   one = Prompts(
     np.ones((1, 3), np.int32), np.ones((1, 3), bool), np.zeros(1, np.int32)
   )
-  return Source(one, out, np.zeros((1, N), np.float32), None), [out.distinct(0)]
+  return Source(one, out, np.zeros((1, N), np.float32)), [(0, out.distinct(0))]
 
 
 def assert_close(got, want, rtol=1e-5):

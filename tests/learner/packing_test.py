@@ -19,6 +19,7 @@ from update_cases import (
   assert_close,
   packed,
   params,
+  plan_of,
   prompts,
   rollouts,
   some_lengths,
@@ -82,7 +83,7 @@ def test_rows_of_trees_by_hand(layout, want):
 
 
 def distinct_of(out):
-  return [out.distinct(p) for p in range(P)]
+  return [(p, out.distinct(p)) for p in range(len(out.tokens))]
 
 
 @pytest.mark.usefixtures("three_lengths")
@@ -185,13 +186,12 @@ def test_a_token_sees_its_prefix_and_every_prefix_is_there_once(seed):
 
 
 def source(out, advantage):
-  return Source(prompts(), out, advantage, None)
+  return Source(prompts(), out, advantage)
 
 
 def trees_of(out, advantage, tokens):
-  distinct = [out.distinct(p) for p in range(P)]
   room = packing.room_of(tokens, T)
-  return list(packing.trees(source(out, advantage), distinct, room))
+  return list(packing.trees(source(out, advantage), distinct_of(out), room))
 
 
 @pytest.mark.parametrize("tokens", [S + T, 1000])
@@ -319,13 +319,13 @@ def alone(text, prompt=1):
     np.ones(len(text), np.float32),
   )  # fmt: skip
   asked = Prompts(ones, ones > 0, np.arange(len(text)))
-  return Source(asked, out, np.zeros(text.shape[:2], np.float32), None)
+  return Source(asked, out, np.zeros(text.shape[:2], np.float32))
 
 
 def test_the_largest_trees_are_placed_first():
   # Trees of 3, 3, 5 and 5 tokens in rows of 8: 5 + 3 twice, not 3 + 3, 5, 5.
   one = alone([[[3] * n + [NO] * (5 - n)] for n in (3, 3, 5, 5)])
-  distinct = [one.rollouts.distinct(p) for p in range(4)]
+  distinct = distinct_of(one.rollouts)
   (batch,) = packing.plan_trees(one, distinct, (1, 8)).batches()
   assert batch.trees is not None
   ends = batch.trees.end.reshape(8, 8)
@@ -351,17 +351,17 @@ def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
     trees = tuple((1, size) for size in sizes)
 
   layout = Sized(rows=2, blocks=1, length=2, prompt=4)
-  (batch,) = packing.pack(one.prompts, one.rollouts, one.advantage, layout)
+  (batch,) = packing.pack(one, layout).batches()
   found = None if batch.trees is None else batch.trees.token.shape[-1]
   assert found == want
 
 
 def test_padding_of_trees_is_what_no_prefix_fills():
   out, advantage = rollouts(kinds=1)
-  batches = packed(roll=(out, advantage), layout=SmallTrees)
+  plan = plan_of(roll=(out, advantage), layout=SmallTrees)
   tokens = prompts().mask.sum() + (out.mask[:, 0].sum(axis=1) - 1).sum()
-  places = sum(int(b.used) * 32 for b in batches)
-  assert packing.padding_fraction(batches) == 1 - tokens / places
+  places = sum(int(b.used) * 32 for b in plan.batches())
+  assert packing.padding_fraction([plan]) == 1 - tokens / places
 
 
 @pytest.mark.usefixtures("three_lengths")
@@ -411,12 +411,12 @@ def test_split_is_a_shuffled_partition_of_whole_groups():
 def test_padding_by_hand():
   out, advantage = rollouts(kinds=1)
   out.mask[:] = np.arange(T) < 3
-  batches = packed(rows=2, blocks=3, roll=(out, advantage))
+  plan = plan_of(rows=2, blocks=3, roll=(out, advantage))
   # 4 blocks of 1 of 2 rows, 3 of 4 tokens: 2 microbatches of 3 blocks with
   # 5 places for the prompt and 2 x 4 for responses.
   tokens = prompts().mask.sum() + 4 * 3
   want = 1 - tokens / (2 * 3 * (5 + 2 * 4))
-  np.testing.assert_allclose(packing.padding_fraction(batches), want)
+  np.testing.assert_allclose(packing.padding_fraction([plan]), want)
 
 
 @pytest.mark.parametrize("unit, mean, want", [

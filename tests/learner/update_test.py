@@ -26,6 +26,7 @@ from update_cases import (
   assert_close,
   packed,
   params,
+  plan_of,
   prompts,
   rollouts,
 )
@@ -415,7 +416,7 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
 def packed_tokens(parts):
   """Every token that the loss sees: how often, and its advantage."""
   seen = {}
-  for batch in (batch for part in parts for batch in part):
+  for batch in (batch for plan in parts for batch in plan.batches()):
     for at in np.argwhere(batch.mask):
       row = tuple(at[:-1])
       assert int(batch.response[tuple(at)]) not in seen
@@ -520,7 +521,7 @@ def state_on(mesh):
 @pytest.mark.parametrize("count, kl_term", [(1, False), (1, True), (2, False)])
 def test_only_what_the_loss_needs_is_scored(count, kl_term):
   mesh = one_device()
-  parts, seen = [packed()] * count, []
+  parts, seen = [plan_of().later] * count, []
   state = state_on(mesh)
 
   def logp_of(at, batch):
@@ -528,7 +529,7 @@ def test_only_what_the_loss_needs_is_scored(count, kl_term):
     return jnp.zeros_like(batch.logp_sampled)
 
   known = update.scored(parts, state, mesh, logp_of=logp_of, kl_term=kl_term)
-  for batch in (batch for part in known for batch in part):
+  for batch in (later.make(slice(None)) for part in known for later in part):
     assert (batch.logp_old is not None) == (count > 1)
     assert (batch.logp_ref is not None) == kl_term
   assert seen.count(True) == (count > 1) * sum(map(len, parts))

@@ -17,7 +17,14 @@ from loads import SMALL, planned
 from messages import refuses
 from one_step import config, machine, resolved
 from small_policies import EXPERTS, GEMMA2, TINY, padded, shaken, some_ids
-from update_cases import OBJECTIVE, POLICY, Blocks, assert_close, packed
+from update_cases import (
+  OBJECTIVE,
+  POLICY,
+  Blocks,
+  assert_close,
+  packed,
+  plan_of,
+)
 from update_cases import params as weights
 
 from brorl_jax.config.run import LORA_LAYERS
@@ -139,7 +146,8 @@ def steps(mesh=None, count=2, **how):
   )
   watch = jax.tree_util.Partial(lambda p: optax.tree.norm(p, squared=True))
   for _ in range(count):
-    batches = [update.placed(b, mesh) for b in packed(blocks=8, layout=layout)]
+    plan = plan_of(blocks=8, layout=layout)
+    batches = [update.placed(later, mesh) for later in plan.later]
     state, stats = update.minibatch_step(
       state, batches, tx=TX, response_logp=policy.response_logp,
       objective=OBJECTIVE, watch=watch, **how,
@@ -215,9 +223,9 @@ def test_the_reference_is_the_adapter_switched_off():
   score = lambda at, batch: seen.append(at) or jnp.zeros_like(batch.mask, float)
   mesh = machine().mesh
   for kl_term in (True, False):
-    parts = [packed()]
+    parts = [plan_of().later]
     parts = update.scored(parts, state, mesh, logp_of=score, kl_term=kl_term)
-    assert (parts[0][0].logp_ref is not None) == kl_term
+    assert (parts[0][0].make(slice(None)).logp_ref is not None) == kl_term
   assert len(seen) == len(packed())
   chex.assert_trees_all_equal(seen[0], weights())
 
