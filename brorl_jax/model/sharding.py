@@ -8,6 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -324,7 +325,7 @@ def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
 def own_rows(mesh: Mesh, count: int) -> slice:
   """Of `count` blocks spread over the mesh's rows those of this process."""
   place = NamedSharding(mesh, PartitionSpec(meshes.rows(mesh)))
-  parts = place.addressable_devices_indices_map((count,)).values()
+  parts: Any = place.addressable_devices_indices_map((count,)).values()
   starts, stops, _ = zip(*(at[0].indices(count) for at in parts), strict=True)
   return slice(min(starts), max(stops))
 
@@ -339,7 +340,7 @@ def spread_rows(
     return to_mesh(mesh, PartitionSpec(), array)
   place = NamedSharding(mesh, PartitionSpec(None, meshes.rows(mesh)))
 
-  def part(at: tuple[slice, ...]) -> np.ndarray:
+  def part(at: Any) -> np.ndarray:
     start, stop, _ = at[1].indices(count)
     return array[:, start - own.start : stop - own.start]
 

@@ -22,7 +22,9 @@ from update_cases import (
   POLICY,
   Blocks,
   assert_close,
+  gradient,
   packed,
+  placed,
   plan_of,
 )
 from update_cases import params as weights
@@ -108,19 +110,11 @@ def numbers(tree):
   return sum(x.size for x in jax.tree.leaves(tree))
 
 
-def summed(params, batches, policy=LORA):
-  sums = jax.jit(update.zero_gradient)(params)
-  how = dict(response_logp=policy.response_logp, objective=OBJECTIVE)
-  for batch in batches:
-    sums = update._add(sums, params, batch, **how)
-  return update.gradient(sums)
-
-
 def test_the_gradient_is_that_of_the_merged_weights():
   """With dA = s G B' and dB = s A' G, G the gradient of W + s A B."""
   params, batches = start(), packed()
-  got, stats = summed(params, batches)
-  grads, want = summed(adapters.merged(LORA, params), batches, POLICY)
+  got, stats = gradient(batches, params, LORA)
+  grads, want = gradient(batches, adapters.merged(LORA, params))
   assert_close(stats.loss.value, want.loss.value)
   chain, s = {}, LORA.lora_scale
   for name, leaves in adapters.split(params)[0]["blocks"].items():
@@ -146,8 +140,7 @@ def steps(mesh=None, count=2, **how):
   )
   watch = jax.tree_util.Partial(lambda p: optax.tree.norm(p, squared=True))
   for _ in range(count):
-    plan = plan_of(blocks=8, layout=layout)
-    batches = [update.placed(later, mesh) for later in plan.later]
+    batches = placed(mesh, blocks=8, layout=layout)
     state, stats = update.minibatch_step(
       state, batches, tx=TX, response_logp=policy.response_logp,
       objective=OBJECTIVE, watch=watch, **how,
