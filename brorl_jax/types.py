@@ -54,20 +54,24 @@ class Rollouts:
 
   def alike(self, p: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distinct responses to prompt p and of empty places: first index of
-    each, which of them every rollout is, and count of each."""
-    # With the length: 0 may be a real token.
-    length = self.mask[p].sum(axis=1, keepdims=True)
-    content = np.concatenate([self.tokens[p], length], axis=1)
-    return np.unique(content, True, True, True, axis=0)[1:]
+    each, ascending, which of them every rollout is, and count of each."""
+    tokens, length = np.asarray(self.tokens[p]), self.mask[p].sum(axis=1)
+    # `np.unique` would sort the rows: .7 s for 512 of 15,360 tokens, not .02.
+    number: dict[bytes, int] = {}
+    of = [
+      number.setdefault(row[:n].tobytes(), len(number))
+      for row, n in zip(tokens, length, strict=True)
+    ]
+    _, first, count = np.unique(of, return_index=True, return_counts=True)
+    return first, np.array(of), count
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each,
     ordered by first index, so that the order does not depend on token ids.
     """
     first, _, count = self.alike(p)
-    order = np.argsort(first)
-    order = order[self.drawn[p, first[order]]]
-    return first[order], count[order]
+    drawn = self.drawn[p, first]
+    return first[drawn], count[drawn]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

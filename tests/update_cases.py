@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import scored
 
-from brorl_jax.learner import packing
+from brorl_jax.learner import packing, update
 from brorl_jax.learner.objective import Objective
 from brorl_jax.learner.packing import Layout, Source
 from brorl_jax.model.policy import Policy
@@ -70,28 +70,33 @@ class SmallTrees(Layout):
     return [(self.devices, 32)]
 
 
-def packed(
+def plan_of(
   rows=4, blocks=3, roll=None, unit="token", mean="token", layout=Blocks
 ):
   out, advantage = roll or rollouts()
   scale = packing.loss_scale(
     out.mask.sum(axis=2), unit=unit, mean=mean, constant=7
   )
-  return packing.pack(
-    prompts(), out, advantage, layout(rows, blocks, T, S), scale
-  )
+  source = Source(prompts(), out, advantage, scale)
+  return packing.pack(source, layout(rows, blocks, T, S))
 
 
-def some_lengths(*lengths):
-  """One prompt's distinct rollouts of these lengths, and what is packed."""
-  T, N = max(lengths), len(lengths)
-  mask = np.arange(T) < np.array(lengths)[:, None]
-  tokens = np.broadcast_to(1 + np.arange(N)[:, None], mask.shape)
-  out = scored.rollouts(tokens[None], mask[None])
-  one = Prompts(
-    np.ones((1, 3), np.int32), np.ones((1, 3), bool), np.zeros(1, np.int32)
-  )
-  return Source(one, out, np.zeros((1, N), np.float32), None), [out.distinct(0)]
+def packed(*args, **how):
+  return plan_of(*args, **how).batches()
+
+
+def placed(mesh, **how):
+  return [update.placed(later, mesh) for later in plan_of(**how).later]
+
+
+def gradient(batches, at=None, policy=POLICY, objective=OBJECTIVE):
+  """The gradient of a minibatch in these batches, and its statistics."""
+  at = at or params()
+  sums = jax.jit(update.zero_gradient)(at)
+  how = dict(response_logp=policy.response_logp, objective=objective)
+  for batch in batches:
+    sums = update._add(sums, at, batch, **how)
+  return update.gradient(sums)
 
 
 def assert_close(got, want, rtol=1e-5):

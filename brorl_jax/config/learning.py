@@ -310,7 +310,7 @@ class Optim(Section):
   rows: int = setting(
     32,
     "Most rows of a block: distinct rollouts of one prompt, and padding. 0: 8, "
-    "or as few as fit into memory.",
+    "or fewer, by memory and padding.",
     phased=True,
   )
   blocks: int = setting(

@@ -5,6 +5,8 @@ whichever computes fewer positions.
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -15,14 +17,21 @@ from brorl_jax.types import Batch, Prompts, Rollouts, Trees
 
 # How a minibatch averages its policy loss; see `loss_scale`.
 Average = Literal["token", "sequence", "prompt", "constant"]
-Distinct = list[tuple[np.ndarray, np.ndarray]]  # `Rollouts.distinct` of each
+# Groups, and `Rollouts.distinct` of each.
+Distinct = list[tuple[int, tuple[np.ndarray, np.ndarray]]]
 
 # Lengths are halved from T down to 32, at most 5 times, with three quarters of
-# each from 128 on. Each is a program of some seconds to compile. Lengths that
-# are spread evenly fill .75 of a half and .86 of what lies closer.
+# each from 128 on; from T = 2,048 on T / 8 and more are T / 8 apart, from 4,096
+# on T / 16. Each is a program of some seconds to compile. Lengths that are
+# spread evenly fill .75 of a half and .86 of what lies closer.
 _LEAST_LENGTH = 32
 _MOST_HALVES = 5
 _LEAST_QUARTERS = 128
+_LEAST_EIGHTH = 512
+# Positions that keep a device busy for longer than it waits for weights: those
+# of 8B take .3 s at 50 GB/s, thrice, and a position .16 ms at 400 TFLOP/s (an
+# estimate). Microbatches of shorter responses have no more.
+_ENOUGH = 2**14
 # Microbatches of a batch. The last batch of a shape is filled up with zeros,
 # which are copied to the devices but not computed (`Batch.used`).
 MICROBATCHES = 8
@@ -51,14 +60,14 @@ class Layout:
   @property
   def lengths(self) -> list[int]:
     """The lengths to which responses are padded, ascending."""
-    lengths = [self.length]
-    for _ in range(_MOST_HALVES):
+    lengths, eighths = [self.length], min(self.length // _LEAST_EIGHTH, 8)
+    for halves in range(_MOST_HALVES):
       longest = lengths[0]
       if longest < 2 * _LEAST_LENGTH:
         break
-      if longest >= _LEAST_QUARTERS:
-        lengths.insert(0, -(-3 * longest // 4))
-      lengths.insert(0, -(-longest // 2))
+      steps = max(eighths >> halves, 1 + (longest >= _LEAST_QUARTERS))
+      parts = range(steps, 2 * steps)
+      lengths[:0] = [-(-i * longest // (2 * steps)) for i in parts]
     return lengths
 
   def blocks_of(self, length: int) -> int:
@@ -87,6 +96,8 @@ class Layout:
   def _fitting(self, positions: int) -> int:
     """How many of these fit into a microbatch, spread over the devices."""
     most = self.blocks * (self.prompt + self.rows * self.length)
+    if self.blocks == self.devices:  # no larger ones are asked for
+      most = min(most, self.devices * _ENOUGH)
     return max(most // (positions * self.devices), 1) * self.devices
 
 
@@ -97,7 +108,7 @@ class Source:
   prompts: Prompts
   rollouts: Rollouts
   advantage: Float[np.ndarray, "P N"]
-  scale: Float[np.ndarray, "P N"] | None  # see `packing.loss_scale`
+  scale: Float[np.ndarray, "P N"] | None = None  # see `packing.loss_scale`
 
   def empty(self, rows: int, M: int, length: int) -> dict[str, np.ndarray]:
     """Zeros for `rows` rows, each with M rollouts of this length."""
@@ -130,25 +141,53 @@ class Source:
 
 
 def _folded(out: dict[str, Any], rows: int, used: int) -> Batch:
-  """Arrays of rows as microbatches of `rows`, of which `used` rows count."""
+  """Arrays of rows as microbatches of `rows`, of which `used` count."""
   fold = lambda x: (
     x.reshape(len(x) // rows, rows, *x.shape[1:])
     if isinstance(x, np.ndarray)
     else Trees(*map(fold, x))
   )
   fields: dict[str, Any] = {name: fold(x) for name, x in out.items()}
-  return Batch(**fields, used=np.array(-(-used // rows), np.int32))
+  return Batch(**fields, used=np.array(used, np.int32))
 
 
-def _parts(rows: list, most: int) -> Iterator[list]:
-  return (rows[start : start + most] for start in range(0, len(rows), most))
+class Later(NamedTuple):
+  """A batch that is made when it is needed: 128 x 512 rollouts of 15,360 tokens
+  are 15 GB, of which a host needs the blocks of its own devices.
+  """
+
+  blocks: int  # P, or rows of trees
+  make: Callable[[slice], Batch]  # with these blocks of every microbatch
 
 
 class Plan(NamedTuple):
   """One way to lay rollouts out."""
 
   positions: int  # with the prompts and all padding
-  batches: Callable[[], list[Batch]]
+  tokens: int  # of them, prompts' too
+  rollouts: int  # distinct ones
+  later: list[Later]
+
+  def batches(self) -> list[Batch]:
+    """All that the plan has."""
+    return [later.make(slice(None)) for later in self.later]
+
+
+def _later(items: list, each: int, fill: Callable[..., Any]) -> Iterator[Later]:
+  """Batches of up to `MICROBATCHES` microbatches of `each` items, of which
+  `fill` makes the arrays; None is an empty one.
+  """
+  most = MICROBATCHES * each
+
+  def make(these: list, own: slice) -> Batch:
+    every = these + [None] * (most - len(these))
+    parts = [every[start : start + each][own] for start in range(0, most, each)]
+    used = -(-len(these) // each)
+    return _folded(fill([*itertools.chain(*parts)]), len(parts[0]), used)
+
+  for start in range(0, len(items), most):
+    these = items[start : start + most]
+    yield Later(each, functools.partial(make, these))
 
 
 class Block(NamedTuple):
@@ -158,30 +197,31 @@ class Block(NamedTuple):
   rollout: np.ndarray  # n of each row
   count: np.ndarray  # identical rollouts that each row stands for
   length: int  # of the longest row
+  tokens: int  # of all rows
 
 
-def _block_batch(
-  source: Source, layout: Layout, length: int, blocks: list[Block]
-) -> Batch:
-  each, S = layout.blocks_of(length), source.prompts.tokens.shape[1]
-  rows = MICROBATCHES * each
+def _fill_blocks(
+  source: Source, layout: Layout, length: int, blocks: list[Block | None]
+) -> dict[str, Any]:
+  rows, S = len(blocks), source.prompts.tokens.shape[1]
   out = source.empty(rows, layout.rows, length)
   out["prompt"] = np.zeros((rows, S), np.int32)
   out["prompt_mask"] = np.zeros((rows, S), bool)
   # Padding still needs one real prompt token: attention over no key is 0 / 0.
   out["prompt_mask"][:, -1] = True
   for i, block in enumerate(blocks):
-    out["prompt"][i] = source.prompts.tokens[block.prompt]
-    out["prompt_mask"][i] = source.prompts.mask[block.prompt]
-    source.put(out, i, 0, block)
-  return _folded(out, each, len(blocks))
+    if block is not None:
+      out["prompt"][i] = source.prompts.tokens[block.prompt]
+      out["prompt_mask"][i] = source.prompts.mask[block.prompt]
+      source.put(out, i, 0, block)
+  return out
 
 
 def blocks(
   rollouts: Rollouts, distinct: Distinct, rows: int
 ) -> Iterator[Block]:
   """Each group's distinct rollouts in blocks of `rows`, the longest first."""
-  for p, (first, count) in enumerate(distinct):
+  for p, (first, count) in distinct:
     length = rollouts.mask[p, first].sum(axis=1)
     # Sorted, 512 lengths spread evenly over 1 to 1,024 pad to 684 on average in
     # blocks of 32; unsorted, nearly every block has one of more than 512.
@@ -190,35 +230,49 @@ def blocks(
     # for 7 distinct rollouts of 16 made 93 % of the positions padding.
     for start in range(0, len(first), rows):
       at = order[start : start + rows]
-      yield Block(p, first[at], count[at], int(length[at[0]]))
+      own = length[at]
+      yield Block(p, first[at], count[at], int(own[0]), int(own.sum()))
+
+
+def most_rows(rollouts: int, prompt: int, length: int) -> int:
+  """Rows of a block with which `rollouts` of a device compute least: a power of
+  two near sqrt(prompt * rollouts / length), but at least `_ENOUGH` / 2 tokens.
+
+  With R rows prompts are read once more for each R rollouts, and about one of
+  rollouts / R blocks is padding.
+  """
+  best = math.sqrt(max(prompt, 1) * rollouts / length)
+  return max(2 ** round(math.log2(best)), _ENOUGH // 2 // length, 1)
 
 
 def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
-  """Assigns blocks to lengths. What would fill less than half of a microbatch
-  goes to the next length, where each block has at most twice the positions.
+  """Assigns blocks to lengths. All devices compute a microbatch together, which
+  costs as much as its longest block: so each has the longest of those that are
+  left, of all groups. Only the last one may have empty blocks.
   """
   by_length = {length: [] for length in layout.lengths}
-  for block in blocks(source.rollouts, distinct, layout.rows):
-    length = next(x for x in layout.lengths if x >= block.length)
-    by_length[length].append(block)
-  S, positions = source.prompts.tokens.shape[1], 0
-  for i, length in enumerate(layout.lengths):
-    each = layout.blocks_of(length)
-    these = by_length[length]
-    rest = len(these) % each
-    if 2 * rest < each and i + 1 < len(layout.lengths):
-      by_length[layout.lengths[i + 1]] += these[len(these) - rest :]
-      del these[len(these) - rest :]
-    positions += -(-len(these) // each) * each * (S + layout.rows * length)
-  make = functools.partial(_block_batch, source, layout)
-  full = lambda length: layout.blocks_of(length) * MICROBATCHES
+  S, positions, start = source.prompts.tokens.shape[1], 0, 0
+  every = list(blocks(source.rollouts, distinct, layout.rows))
+  every.sort(key=lambda block: -block.length)
+  cost = lambda length: layout.blocks_of(length) * (S + layout.rows * length)
+  while start < len(every):
+    fitting = [x for x in layout.lengths if x >= every[start].length]
+    whole = [x for x in fitting if layout.blocks_of(x) >= len(every) - start]
+    length = min(whole, key=cost, default=fitting[0])
+    end = start + layout.blocks_of(length)
+    by_length[length] += every[start:end]
+    start, positions = end, positions + cost(length)
+  fill = functools.partial(_fill_blocks, source, layout)
+  later = (
+    _later(these, layout.blocks_of(length), functools.partial(fill, length))
+    for length, these in by_length.items()
+  )
+  read = source.prompts.mask.sum(axis=1)
   return Plan(
     positions,
-    lambda: [
-      make(length, part)
-      for length, these in by_length.items()
-      for part in _parts(these, full(length))
-    ],
+    sum(int(read[block.prompt]) + block.tokens for block in every),
+    sum(len(block.rollout) for block in every),
+    [*itertools.chain(*later)],
   )
 
 
@@ -297,7 +351,7 @@ def trees(
   source: Source, distinct: Distinct, room: tuple[int, int, int]
 ) -> Iterator[Tree]:
   """The trees of all groups: as few per group as fit into `room_of` a row."""
-  for p, (first, count) in enumerate(distinct):
+  for p, (first, count) in distinct:
     prompt, text = _texts(source, p, first)
     order = np.lexsort(text.T[::-1])
     order = order[text[order, 0] >= 0]  # rollouts left out have no token
@@ -377,17 +431,18 @@ def plan_trees(
       left[row] = room
     rows[row].append(found[i])
     left[row] -= sizes[i]
-  positions = -(-len(rows) // each) * each * tokens
-  make = functools.partial(_tree_batch, source, each, room)
   return Plan(
-    positions, lambda: [*map(make, _parts(rows, each * MICROBATCHES))]
+    -(-len(rows) // each) * each * tokens,
+    int(sizes[:, 0].sum()),
+    int(sizes[:, 2].sum()),
+    [*_later(rows, each, functools.partial(_fill_trees, source, room))],
   )
 
 
-def _tree_batch(
-  source: Source, each: int, room: tuple[int, int, int], rows: list[list[Tree]]
-) -> Batch:
-  count, (tokens, targets, M) = each * MICROBATCHES, room
+def _fill_trees(
+  source: Source, room: tuple[int, int, int], rows: list[list[Tree] | None]
+) -> dict[str, Any]:
+  count, (tokens, targets, M) = len(rows), room
   T = source.rollouts.tokens.shape[2]
   out = source.empty(count, M, T)
   none = lambda size: np.zeros((count, size), np.int32)
@@ -400,7 +455,7 @@ def _tree_batch(
   )
   for i, row in enumerate(rows):
     q = e = m = 0
-    for tree in row:
+    for tree in row or ():
       Q, E, M = tree.size
       arrays = grow(*_texts(source, tree.prompt, tree.rollout))
       packed.token[i, q : q + Q] = arrays["token"]
@@ -411,11 +466,7 @@ def _tree_batch(
       source.put(out, i, m, tree)
       q, e, m = q + Q, e + E, m + M
   empty = np.zeros((count, 0), np.int32)
-  return _folded(
-    {**out, "prompt": empty, "prompt_mask": empty > 0, "trees": packed},
-    each,
-    len(rows),
-  )
+  return {**out, "prompt": empty, "prompt_mask": empty > 0, "trees": packed}
 
 
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
@@ -470,38 +521,25 @@ def loss_scale(
 
 
 def pack(
-  prompts: Prompts,
-  rollouts: Rollouts,
-  advantage: Float[np.ndarray, "P N"],
-  layout: Layout,
-  scale: Float[np.ndarray, "P N"] | None = None,
-) -> list[Batch]:
-  """Merges identical rollouts and lays out what is left.
+  source: Source, layout: Layout, groups: Sequence[int] | None = None
+) -> Plan:
+  """Merges identical rollouts of these groups, or all; lays out what is left.
 
   Identical rollouts have the same advantage and, up to rounding, the same
   log-probability, so one row with the count as its weight has the gradient of
   all. With short answers a group of 512 has 10 to 45 distinct rollouts.
   """
-  source = Source(prompts, rollouts, advantage, scale)
-  distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]
+  every = range(len(source.advantage)) if groups is None else groups
+  distinct: Distinct = [(p, source.rollouts.distinct(p)) for p in every]
   best = plan_blocks(source, distinct, layout)
   for shape in layout.trees:
     plan = plan_trees(source, distinct, shape)
     if plan.positions < _WORTH * best.positions:
       best = plan
-  return best.batches()
+  return best
 
 
-def padding_fraction(batches: Sequence[Batch]) -> float:
+def padding_fraction(plans: Sequence[Plan]) -> float:
   """Share of the computed positions, prompts' too, that hold no token."""
-  tokens = places = 0
-  for b in batches:
-    used = int(b.used)  # other microbatches are not computed
-    if b.trees is not None:
-      masks = [b.trees.end[:used] > 0]
-    else:
-      real = (b.weight[:used] > 0).any(axis=-1, keepdims=True)
-      masks = [b.prompt_mask[:used] & real, b.mask[:used]]
-    tokens += sum(int(mask.sum()) for mask in masks)
-    places += sum(mask.size for mask in masks)
-  return 1.0 - tokens / max(places, 1)
+  places = sum(plan.positions for plan in plans)
+  return 1.0 - sum(plan.tokens for plan in plans) / max(places, 1)

@@ -24,7 +24,7 @@ from brorl_jax.learner.objective import (
   Stats,
   loss_and_stats,
 )
-from brorl_jax.many import meshes, processes
+from brorl_jax.many import processes
 from brorl_jax.model import adapters, sharding
 from brorl_jax.types import Batch, Groups, State
 
@@ -228,7 +228,7 @@ def minibatch_step(
   return dataclasses.replace(state, opt=opt), stats
 
 
-Minibatches = list[list[Batch]]  # the batches of each minibatch
+Minibatches = list[list[packing.Later]]  # the batches of each minibatch
 
 
 def minibatches(
@@ -240,26 +240,24 @@ def minibatches(
   count: int,
   seed: tuple[int, int],
   scale: Callable[[np.ndarray], np.ndarray | None],
-) -> Minibatches:
-  """Shuffles whole groups into minibatches and packs them, on the host.
+) -> list[packing.Plan]:
+  """Shuffles whole groups into minibatches and lays them out, on the host.
 
   `counted` is False for rollouts that are left out of the loss. `scale` turns
   the lengths of a minibatch into factors of its loss, see `packing.loss_scale`.
   """
-  # What is left out becomes empty, so that packing drops all but one of it.
-  keep, rollouts = counted[..., None], kept.rollouts
-  if not keep.all():  # otherwise this would copy gigabytes of long rollouts
-    rollouts = dataclasses.replace(
-      rollouts,
-      tokens=np.where(keep, rollouts.tokens, 0),
-      mask=rollouts.mask & keep,
-    )
-  out = []
+  # What is left out becomes empty, so that packing drops it.
+  keep, rollouts, factors = counted[..., None], kept.rollouts, None
+  if not keep.all():
+    rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & keep)
+  length, out = rollouts.mask.sum(axis=2), []
   for at in packing.split(len(counted), count, seed):
-    take = functools.partial(jax.tree.map, lambda x, at=at: x[at])
-    prompts, part = take(kept.prompts), take(rollouts)
-    factors = scale(part.mask.sum(axis=2))
-    out.append(packing.pack(prompts, part, advantage[at], layout, factors))
+    # By number, of the whole: a copy of long rollouts is gigabytes.
+    if (some := scale(length[at])) is not None:
+      factors = np.zeros(length.shape, np.float32)
+      factors[at] = some
+    source = packing.Source(kept.prompts, rollouts, advantage, factors)
+    out.append(packing.pack(source, layout, at.tolist()))
   return out
 
 
@@ -283,22 +281,29 @@ def scored(
   if kl_term and reference:
     scorers["logp_ref"] = sharding.on_device(reference)
 
-  def score(batch: Batch) -> Batch:
-    there = placed(batch, mesh)
+  def score(later: packing.Later) -> packing.Later:
+    own = sharding.own_rows(mesh, later.blocks)
+    batch = later.make(own)
+    there = placed(later._replace(make=lambda _: batch), mesh)
     logp = {
-      name: sharding.to_host(logp_of(at, there)) for name, at in scorers.items()
+      name: sharding.to_host(logp_of(at, there))[:, own].copy()
+      for name, at in scorers.items()
     }
-    return dataclasses.replace(batch, **logp)
+    batch = dataclasses.replace(batch, **logp)
+    return later._replace(make=lambda _: batch)
 
   if not scorers:
     return parts
-  return [[score(batch) for batch in part] for part in parts]
+  return [[score(later) for later in part] for part in parts]
 
 
-def placed(batch: PyTree, mesh: Mesh) -> PyTree:
-  """A batch of the host on the mesh: blocks, axis 1, spread over its rows."""
-  spread = lambda x: PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim])
-  return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), batch)
+def placed(later: packing.Later, mesh: Mesh) -> PyTree:
+  """A batch on the mesh: blocks, axis 1, spread over its rows. A host makes
+  those of its own devices.
+  """
+  own = sharding.own_rows(mesh, later.blocks)
+  put = functools.partial(sharding.spread_rows, mesh, own, later.blocks)
+  return jax.tree.map(put, later.make(own))
 
 
 def apply(
@@ -353,14 +358,14 @@ def skipped(
   return tuple(found)
 
 
-def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
+def packing_metrics(
+  plans: Sequence[packing.Plan], rollouts: int
+) -> dict[str, float]:
   """How much packing of the rollouts that count saved, and how much it pads."""
-  batches = [batch for part in parts for batch in part]
-  weights = [batch.weight * batch.mask.any(axis=-1) for batch in batches]
-  rows = sum(map(np.count_nonzero, weights))  # empty rows do not count
+  rows = sum(plan.rollouts for plan in plans)
   return {
     "update/distinct_fraction": rows / max(rollouts, 1),
-    "update/padding_fraction": packing.padding_fraction(batches),
+    "update/padding_fraction": packing.padding_fraction(plans),
   }
 
 

@@ -8,6 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -319,6 +320,32 @@ def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
   """A global array from the host copy that every process holds."""
   place = NamedSharding(mesh, spec)
   return jax.make_array_from_callback(array.shape, place, array.__getitem__)
+
+
+def own_rows(mesh: Mesh, count: int) -> slice:
+  """Of `count` blocks spread over the mesh's rows those of this process."""
+  place = NamedSharding(mesh, PartitionSpec(meshes.rows(mesh)))
+  parts: Any = place.addressable_devices_indices_map((count,)).values()
+  starts, stops, _ = zip(*(at[0].indices(count) for at in parts), strict=True)
+  return slice(min(starts), max(stops))
+
+
+def spread_rows(
+  mesh: Mesh, own: slice, count: int, array: np.ndarray
+) -> jax.Array:
+  """A global array whose axis 1 is spread over the mesh's rows, from `own_rows`
+  of it; one without that axis is whole everywhere.
+  """
+  if array.ndim < 2:
+    return to_mesh(mesh, PartitionSpec(), array)
+  place = NamedSharding(mesh, PartitionSpec(None, meshes.rows(mesh)))
+
+  def part(at: Any) -> np.ndarray:
+    start, stop, _ = at[1].indices(count)
+    return array[:, start - own.start : stop - own.start]
+
+  shape = array.shape[0], count, *array.shape[2:]
+  return jax.make_array_from_callback(shape, place, part)
 
 
 def to_host(array: jax.Array) -> np.ndarray:

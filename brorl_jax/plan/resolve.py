@@ -22,7 +22,7 @@ from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
 from brorl_jax.learner.objective import Correction, Objective
-from brorl_jax.learner.packing import Layout
+from brorl_jax.learner.packing import Layout, most_rows
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
@@ -407,7 +407,7 @@ def sized(
 
     sampling.in_flight  see `with_in_flight` and `with_needed`
     optim.blocks        one for each row of devices; no more than an update has
-    optim.rows          8, or as few as fit into memory
+    optim.rows          8, or fewer, by memory and padding
 
   `keep_reference` says whether any phase of the run has a reference policy.
   Raises TooLarge, or ValueError if the devices cannot share work or policy.
@@ -457,8 +457,13 @@ def _update_of(c: Config, policy: Policy, held: int, axes: Axes) -> Gradient:
     tokens=c.sampling.max_new_tokens,
     axes=axes,
   )
-  rows = c.optim.rows or memory.update_rows(update, policy.target.memory_bytes)
   each = -(-c.sampling.prompts // c.optim.minibatches)  # prompts of an update
+  rows = c.optim.rows or min(
+    memory.update_rows(update, policy.target.memory_bytes),
+    most_rows(
+      -(-each * c.sampling.n // axes.rows), update.prompt_tokens, update.tokens
+    ),
+  )
   most = each * -(-c.sampling.n // rows)
   blocks = min(blocks, -(-most // axes.rows) * axes.rows)
   return dataclasses.replace(update, responses=rows, prompts=blocks)

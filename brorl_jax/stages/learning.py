@@ -40,7 +40,7 @@ def update_policy(
   c, goal, mesh = phase.config, phase.objective, this.mesh
   response_logp, step = phase.trainer.response_logp, int(state.step) + 1
   probe, watch = _probed(phase, kept)
-  parts = update.minibatches(
+  plans = update.minibatches(
     kept,
     credit.advantage,
     credit.counts,
@@ -54,9 +54,9 @@ def update_policy(
       constant=c.sampling.max_new_tokens,
     ),
   )
-  shares = update.packing_metrics(parts, int(credit.counts.sum()))
+  shares = update.packing_metrics(plans, int(credit.counts.sum()))
   parts = update.scored(
-    parts,
+    [plan.later for plan in plans],
     state,
     mesh,
     logp_of=functools.partial(

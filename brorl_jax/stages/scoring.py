@@ -92,7 +92,7 @@ class Scorer:
       first, of, _ = rollouts.alike(p)
       distinct = [rollouts.tokens[p, n][mask[n]].tolist() for n in first]
       texts = self._examples.decode(distinct)
-      out.append([texts[k] for k in of.ravel()])
+      out.append([texts[k] for k in of])
     return out
 
   def _ask(

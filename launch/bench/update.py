@@ -63,8 +63,8 @@ class Learner:
     import numpy as np
 
     from brorl_jax import types
-    from brorl_jax.learner import packing, update
     from brorl_jax.learner import state as states
+    from brorl_jax.learner import update
     from brorl_jax.learner.objective import Objective
     from brorl_jax.learner.packing import Layout
     from launch.bench import ours
@@ -91,10 +91,7 @@ class Learner:
       policy.init(key), tx, keep_reference=False
     )
     self.state = jax.block_until_ready(jax.jit(init)(jax.random.key(0)))
-    self._pack = functools.partial(
-      packing.pack,
-      layout=Layout(rows, blocks, task.workload.new, task.workload.prompt),
-    )
+    self._layout = Layout(rows, blocks, task.workload.new, task.workload.prompt)
     self._minibatch = functools.partial(
       update.minibatch_step,
       tx=tx,
@@ -120,10 +117,11 @@ class Learner:
     # Trivial, and not the same for all: parity of the first token.
     reward = self._jax.numpy.asarray(rollouts.tokens[:, :, 0] % 2.0)
     advantage = np.asarray(advantages.center_by_group(reward))
-    batches = self._pack(self.prompts, rollouts, advantage)
-    self.state, stats = self._minibatch(self.state, batches)
+    source = packing.Source(self.prompts, rollouts, advantage)
+    plan = packing.pack(source, self._layout)
+    self.state, stats = self._minibatch(self.state, plan.batches())
     self._jax.block_until_ready((self.state, stats))
-    return packing.padding_fraction(batches)
+    return packing.padding_fraction([plan])
 
   def step(self, seed: int):
     """A whole one; token ids of every response."""

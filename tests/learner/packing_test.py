@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
 import tiers
 from update_cases import (
-  OBJECTIVE,
   POLICY,
   Blocks,
   N,
@@ -17,11 +17,13 @@ from update_cases import (
   SmallTrees,
   T,
   assert_close,
+  gradient,
   packed,
   params,
+  placed,
+  plan_of,
   prompts,
   rollouts,
-  some_lengths,
 )
 
 from brorl_jax.learner import packing, update
@@ -31,18 +33,27 @@ from brorl_jax.model import sharding
 from brorl_jax.types import Prompts, Rollouts
 
 
-@pytest.mark.parametrize(
-  "length, blocks",
-  [
-    (6, {6: 3}),
-    (130, {33: 11, 65: 6, 98: 3, 130: 3}),
-    (256, {32: 24, 64: 12, 96: 8, 128: 6, 192: 4, 256: 3}),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("length, blocks", [
+  (6, {6: 3}),
+  (130, {33: 11, 65: 6, 98: 3, 130: 3}),
+  (256, {32: 24, 64: 12, 96: 8, 128: 6, 192: 4, 256: 3}),
+])  # fmt: skip
 def test_lengths_by_hand(length, blocks):
   some = Layout(8, 3, length, 0)
   assert some.lengths == [*blocks]
   assert {x: some.blocks_of(x) for x in some.lengths} == blocks
+
+
+def test_a_long_response_keeps_a_device_busy_for_long_enough():
+  some = Layout(2, 4, 15360, 1024, devices=4)
+  got = {x: some.blocks_of(x) // 4 for x in some.lengths[:8]}
+  want = {480: 8, 720: 6, 960: 5, 1440: 4, 1920: 3, 2880: 2, 3840: 1, 4800: 1}
+  assert got == want and len(some.lengths) == 19
+  assert np.all(np.diff(some.lengths[9:]) == 960)
+  assert Layout(8, 3, 2048, 0).lengths[-4:] == [1280, 1536, 1792, 2048]
+  assert packing.most_rows(256, 1024, 15360) == 4  # sqrt(17.1)
+  assert packing.most_rows(32, 1024, 15360) == 2  # sqrt(2.1)
+  assert packing.most_rows(32, 64, 1024) == 8  # as many tokens as it takes
 
 
 def test_no_microbatch_has_more_positions_than_the_longest():
@@ -66,7 +77,7 @@ def test_rows_of_trees_by_hand(layout, want):
 
 
 def distinct_of(out):
-  return [out.distinct(p) for p in range(P)]
+  return [(p, out.distinct(p)) for p in range(len(out.tokens))]
 
 
 @pytest.mark.usefixtures("three_lengths")
@@ -84,13 +95,16 @@ def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
         assert block.length == max(length) and len(length) <= 3
         mine += length
     assert mine == sorted(out.mask[p, first].sum(axis=1).tolist())[::-1]
-  for batch in batches:
+  every = []  # the longest of each block, as they are computed together
+  for batch in batches[::-1]:
     C, B, R, L = batch.mask.shape
     assert (C, B, R) == (8, Layout(3, 2, 4, S).blocks_of(L), 3)
-    rows = batch.weight.sum(-1) > 0
-    assert (batch.mask.sum(-1).max(-1)[rows] > L // 2).all() or L == 1
+    rows, longest = batch.weight.sum(-1) > 0, batch.mask.sum(-1).max(-1)
+    assert (longest.max(-1)[: batch.used] > L // 2).all() or L == 1
+    every += longest[rows].tolist()
     assert rows.reshape(-1)[: (int(batch.used) - 1) * B + 1].all()
     assert not rows[int(batch.used) :].any()
+  assert every == sorted(every)[::-1]
 
 
 @pytest.mark.usefixtures("three_lengths")
@@ -104,17 +118,27 @@ def test_more_microbatches_than_a_batch_holds_make_another(monkeypatch):
   assert sum(batch.weight.sum() for batch in few) == P * N
 
 
+@pytest.mark.parametrize("layout", [Blocks, SmallTrees])
+def test_a_host_makes_the_blocks_of_its_own_devices(layout):
+  layout = functools.partial(layout, devices=4)
+  plan = plan_of(rows=1, blocks=4, roll=rollouts(kinds=12), layout=layout)
+  for later, whole in zip(plan.later, plan.batches(), strict=True):
+    mine = jax.tree.map(lambda x: x[:, 1:3] if x.ndim else x, whole)
+    chex.assert_trees_all_equal(later.make(slice(1, 3)), mine)
+
+
 @pytest.mark.usefixtures("three_lengths")
-def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
+def test_a_microbatch_has_the_longest_that_are_left():
   # Of 1 row: 8 blocks of up to 1 token in a microbatch, 4 of 2, 2 of 4.
-  source, distinct = some_lengths(1, 1, 1, 2, 2, 2, 2, 2, 2, 4, 4)
-  plan = packing.plan_blocks(source, distinct, Layout(1, 2, 4, 0))
-  # The 3 of one token join the 6 of two: 9 are 2 microbatches and one block,
-  # which joins the 2 of four tokens.
+  lengths = enumerate([1, 1, 2, 2, 2, 2, 2, 4])
+  one = alone([[[i + 1] * n + [NO] * (4 - n) for i, n in lengths]], prompt=3)
+  plan = packing.plan_blocks(one, distinct_of(one.rollouts), Layout(1, 2, 4, 0))
+  # 4 and a 2; four of 2; 1 and 1, where with the prompt's 3 tokens 2 blocks of
+  # 4 have the fewest positions.
   batches = plan.batches()
   count = {b.mask.shape[-1]: int((b.weight > 0).sum()) for b in batches}
-  assert count == {2: 8, 4: 3}
-  assert plan.positions == 2 * 4 * (3 + 2) + 2 * 2 * (3 + 4)
+  assert count == {2: 4, 4: 4}
+  assert plan.positions == 4 * (3 + 2) + 2 * 2 * (3 + 4)
   assert plan.positions == sum(
     int(b.used) * (b.prompt[0].size + b.mask[0].size) for b in batches
   )
@@ -165,14 +189,9 @@ def test_a_token_sees_its_prefix_and_every_prefix_is_there_once(seed):
       assert seen[tree["parent"][e]] == start + word[:t]
 
 
-def source(out, advantage):
-  return Source(prompts(), out, advantage, None)
-
-
 def trees_of(out, advantage, tokens):
-  distinct = [out.distinct(p) for p in range(P)]
-  room = packing.room_of(tokens, T)
-  return list(packing.trees(source(out, advantage), distinct, room))
+  one, room = Source(prompts(), out, advantage), packing.room_of(tokens, T)
+  return list(packing.trees(one, distinct_of(out), room))
 
 
 @pytest.mark.parametrize("tokens", [S + T, 1000])
@@ -240,7 +259,8 @@ def test_rollouts_without_tokens_are_in_no_tree():
 
 def test_rows_hold_what_fits_and_are_packed_closely():
   out, advantage = rollouts(kinds=12)
-  plan = packing.plan_trees(source(out, advantage), distinct_of(out), (3, 32))
+  one = Source(prompts(), out, advantage)
+  plan = packing.plan_trees(one, distinct_of(out), (3, 32))
   (batch,) = plan.batches()
   assert batch.trees is not None
   tokens = (batch.trees.end > 0).sum(axis=-1)
@@ -252,19 +272,13 @@ def test_rows_hold_what_fits_and_are_packed_closely():
 
 @pytest.mark.parametrize("slides", [True, tiers.at_night(False)])
 def test_trees_have_the_gradient_of_blocks(slides):
-  policy = POLICY
-  if slides:
-    policy = dataclasses.replace(POLICY, sliding=(True, False), window=3)
-  at, roll, total = params(), rollouts(1, kinds=12), {}
+  how = dict(sliding=(True, False), window=3) if slides else {}
+  policy = dataclasses.replace(POLICY, **how)
+  roll, total = rollouts(1, kinds=12), {}
   for layout in (Blocks, SmallTrees):
-    sums = jax.jit(update.zero_gradient)(at)
     batches = packed(roll=roll, layout=layout, unit="token", mean="sequence")
     assert all((b.trees is not None) == (layout is SmallTrees) for b in batches)
-    for batch in batches:
-      sums = update._add(
-        sums, at, batch, response_logp=policy.response_logp, objective=OBJECTIVE
-      )
-    total[layout] = update.gradient(sums)
+    total[layout] = gradient(batches, policy=policy)
   (want, stats), (got, more) = total[Blocks], total[SmallTrees]
   assert_close(got, want)
   for name in ("loss", "entropy", "kl_old", "logp_gap", "clip_fraction"):
@@ -283,13 +297,10 @@ def test_a_mesh_does_not_change_the_scores_of_trees():
   want = [score(params(), POLICY, batch) for batch in batches]
   mesh = meshes.make_mesh(data=2, fsdp=4)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
-  spread = lambda x: sharding.to_mesh(
-    mesh, jax.sharding.PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim]), x
-  )
   policy = dataclasses.replace(POLICY, mesh=mesh)
-  for batch, expected in zip(batches, want, strict=True):
-    got = score(at, policy, jax.tree.map(spread, batch))
-    np.testing.assert_allclose(got, expected, atol=1e-5)
+  there = placed(mesh, roll=rollouts(kinds=12), layout=layout)
+  for batch, expected in zip(there, want, strict=True):
+    np.testing.assert_allclose(score(at, policy, batch), expected, atol=1e-5)
 
 
 def alone(text, prompt=1):
@@ -300,31 +311,28 @@ def alone(text, prompt=1):
     np.ones(len(text), np.float32),
   )  # fmt: skip
   asked = Prompts(ones, ones > 0, np.arange(len(text)))
-  return Source(asked, out, np.zeros(text.shape[:2], np.float32), None)
+  return Source(asked, out, np.zeros(text.shape[:2], np.float32))
 
 
 def test_the_largest_trees_are_placed_first():
   # Trees of 3, 3, 5 and 5 tokens in rows of 8: 5 + 3 twice, not 3 + 3, 5, 5.
   one = alone([[[3] * n + [NO] * (5 - n)] for n in (3, 3, 5, 5)])
-  distinct = [one.rollouts.distinct(p) for p in range(4)]
+  distinct = distinct_of(one.rollouts)
   (batch,) = packing.plan_trees(one, distinct, (1, 8)).batches()
   assert batch.trees is not None
   ends = batch.trees.end.reshape(8, 8)
   assert ends[ends > 0].tolist() == [5, 5, 5, 5, 5, 8, 8, 8] * 2
 
 
-@pytest.mark.parametrize(
-  "count, sizes, want",
-  [
-    # 2 responses of two tokens: a block has 4 + 2 x 2 positions. The tree has 4
-    # tokens of the prompt and one of each response.
-    (2, [6], 6),
-    (2, [7], None),
-    # Of 10: 5 blocks, 3 trees of at most 8 tokens, or one of 14.
-    (10, [8, 16], 16),
-    (10, [8, 20], 8),
-  ],
-)
+@pytest.mark.parametrize("count, sizes, want", [
+  # 2 responses of two tokens: a block has 4 + 2 x 2 positions. The tree has 4
+  # tokens of the prompt and one of each response.
+  (2, [6], 6),
+  (2, [7], None),
+  # Of 10: 5 blocks, 3 trees of at most 8 tokens, or one of 14.
+  (10, [8, 16], 16),
+  (10, [8, 20], 8),
+])  # fmt: skip
 def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
   one = alone([[[i + 1, i + 1] for i in range(count)]], prompt=4)
 
@@ -332,17 +340,17 @@ def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
     trees = tuple((1, size) for size in sizes)
 
   layout = Sized(rows=2, blocks=1, length=2, prompt=4)
-  (batch,) = packing.pack(one.prompts, one.rollouts, one.advantage, layout)
+  (batch,) = packing.pack(one, layout).batches()
   found = None if batch.trees is None else batch.trees.token.shape[-1]
   assert found == want
 
 
 def test_padding_of_trees_is_what_no_prefix_fills():
   out, advantage = rollouts(kinds=1)
-  batches = packed(roll=(out, advantage), layout=SmallTrees)
+  plan = plan_of(roll=(out, advantage), layout=SmallTrees)
   tokens = prompts().mask.sum() + (out.mask[:, 0].sum(axis=1) - 1).sum()
-  places = sum(int(b.used) * 32 for b in batches)
-  assert packing.padding_fraction(batches) == 1 - tokens / places
+  places = sum(int(b.used) * 32 for b in plan.batches())
+  assert packing.padding_fraction([plan]) == 1 - tokens / places
 
 
 @pytest.mark.usefixtures("three_lengths")
@@ -392,12 +400,12 @@ def test_split_is_a_shuffled_partition_of_whole_groups():
 def test_padding_by_hand():
   out, advantage = rollouts(kinds=1)
   out.mask[:] = np.arange(T) < 3
-  batches = packed(rows=2, blocks=3, roll=(out, advantage))
+  plan = plan_of(rows=2, blocks=3, roll=(out, advantage))
   # 4 blocks of 1 of 2 rows, 3 of 4 tokens: 2 microbatches of 3 blocks with
   # 5 places for the prompt and 2 x 4 for responses.
   tokens = prompts().mask.sum() + 4 * 3
   want = 1 - tokens / (2 * 3 * (5 + 2 * 4))
-  np.testing.assert_allclose(packing.padding_fraction(batches), want)
+  np.testing.assert_allclose(packing.padding_fraction([plan]), want)
 
 
 @pytest.mark.parametrize("unit, mean, want", [

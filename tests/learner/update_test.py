@@ -24,8 +24,11 @@ from update_cases import (
   P,
   T,
   assert_close,
+  gradient,
   packed,
   params,
+  placed,
+  plan_of,
   prompts,
   rollouts,
 )
@@ -44,8 +47,6 @@ HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
 
 
 def with_reference(batches, reference):
-  if reference is None:
-    return batches
   return [
     dataclasses.replace(batch, logp_ref=scores(reference, batch))
     for batch in batches
@@ -59,25 +60,6 @@ def scores(at, batch, temperature=1.0):
   )
 
 
-def gradient(
-  batches, reference=None, objective=OBJECTIVE, at=None, policy=POLICY
-):
-  at = at or params()
-  sums = jax.jit(update.zero_gradient)(at)
-  for batch in with_reference(batches, reference):
-    sums = update._add(
-      sums, at, batch, response_logp=policy.response_logp, objective=objective
-    )
-  return update.gradient(sums)
-
-
-def on_mesh(batches, mesh):
-  spec = lambda x: jax.sharding.PartitionSpec(
-    *(None, meshes.rows(mesh))[: x.ndim]
-  )
-  return jax.tree.map(lambda x: sharding.to_mesh(mesh, spec(x), x), batches)
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "axes",
@@ -89,7 +71,7 @@ def test_a_mesh_does_not_change_the_gradient(axes):
   mesh = meshes.make_mesh(**axes)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
   policy = dataclasses.replace(POLICY, mesh=mesh)
-  got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)
+  got, _ = gradient(placed(mesh, blocks=8), at, policy)
   assert_close(got, want)
 
 
@@ -103,7 +85,7 @@ def exchanged(mesh):
   }
   # Biases and norms: one axis to cut.
   assert parts <= {1, 8}
-  (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
+  (batch,) = placed(mesh, rows=12, blocks=8)
   program = compiled(
     functools.partial(
       update.add_gradient,
@@ -169,7 +151,8 @@ def loss_in_float64(at, out, advantage, reference):
 def test_gradient_matches_finite_differences_in_float64():
   wide = functools.partial(jax.tree.map, lambda x: np.asarray(x, np.float64))
   out, advantage = rollouts(kinds=3)
-  grads, stats = gradient(packed(roll=(out, advantage)), params(1))
+  batches = packed(roll=(out, advantage))
+  grads, stats = gradient(with_reference(batches, params(1)))
   value = stats.loss.value + 0.1 * stats.kl_ref.value
   want = loss_in_float64(wide(params()), out, advantage, wide(params(1)))
   np.testing.assert_allclose(value, want, rtol=1e-5)
@@ -404,18 +387,16 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
   for seed in range(2):
     layout = functools.partial(Blocks, devices=4)
     roll = rollouts(seed, kinds=12)
-    batches = packed(rows=1, blocks=4, roll=roll, layout=layout)
+    batches = placed(mesh, rows=1, blocks=4, roll=roll, layout=layout)
     lengths |= {batch.mask.shape[-1] for batch in batches}
-    state, _ = update.minibatch_step(
-      state, on_mesh(batches, mesh), **HOW | {"tx": tx}
-    )
+    state, _ = update.minibatch_step(state, batches, **HOW | {"tx": tx})
   assert lengths == {1, 2, 4}  # or chex would not have refused the fourth
 
 
 def packed_tokens(parts):
   """Every token that the loss sees: how often, and its advantage."""
   seen = {}
-  for batch in (batch for part in parts for batch in part):
+  for batch in (batch for plan in parts for batch in plan.batches()):
     for at in np.argwhere(batch.mask):
       row = tuple(at[:-1])
       assert int(batch.response[tuple(at)]) not in seen
@@ -520,7 +501,7 @@ def state_on(mesh):
 @pytest.mark.parametrize("count, kl_term", [(1, False), (1, True), (2, False)])
 def test_only_what_the_loss_needs_is_scored(count, kl_term):
   mesh = one_device()
-  parts, seen = [packed()] * count, []
+  parts, seen = [plan_of().later] * count, []
   state = state_on(mesh)
 
   def logp_of(at, batch):
@@ -528,7 +509,7 @@ def test_only_what_the_loss_needs_is_scored(count, kl_term):
     return jnp.zeros_like(batch.logp_sampled)
 
   known = update.scored(parts, state, mesh, logp_of=logp_of, kl_term=kl_term)
-  for batch in (batch for part in known for batch in part):
+  for batch in (later.make(slice(None)) for part in known for later in part):
     assert (batch.logp_old is not None) == (count > 1)
     assert (batch.logp_ref is not None) == kl_term
   assert seen.count(True) == (count > 1) * sum(map(len, parts))

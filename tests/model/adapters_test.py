@@ -17,7 +17,16 @@ from loads import SMALL, planned
 from messages import refuses
 from one_step import config, machine, resolved
 from small_policies import EXPERTS, GEMMA2, TINY, padded, shaken, some_ids
-from update_cases import OBJECTIVE, POLICY, Blocks, assert_close, packed
+from update_cases import (
+  OBJECTIVE,
+  POLICY,
+  Blocks,
+  assert_close,
+  gradient,
+  packed,
+  placed,
+  plan_of,
+)
 from update_cases import params as weights
 
 from brorl_jax.config.run import LORA_LAYERS
@@ -101,19 +110,11 @@ def numbers(tree):
   return sum(x.size for x in jax.tree.leaves(tree))
 
 
-def summed(params, batches, policy=LORA):
-  sums = jax.jit(update.zero_gradient)(params)
-  how = dict(response_logp=policy.response_logp, objective=OBJECTIVE)
-  for batch in batches:
-    sums = update._add(sums, params, batch, **how)
-  return update.gradient(sums)
-
-
 def test_the_gradient_is_that_of_the_merged_weights():
   """With dA = s G B' and dB = s A' G, G the gradient of W + s A B."""
   params, batches = start(), packed()
-  got, stats = summed(params, batches)
-  grads, want = summed(adapters.merged(LORA, params), batches, POLICY)
+  got, stats = gradient(batches, params, LORA)
+  grads, want = gradient(batches, adapters.merged(LORA, params))
   assert_close(stats.loss.value, want.loss.value)
   chain, s = {}, LORA.lora_scale
   for name, leaves in adapters.split(params)[0]["blocks"].items():
@@ -139,7 +140,7 @@ def steps(mesh=None, count=2, **how):
   )
   watch = jax.tree_util.Partial(lambda p: optax.tree.norm(p, squared=True))
   for _ in range(count):
-    batches = [update.placed(b, mesh) for b in packed(blocks=8, layout=layout)]
+    batches = placed(mesh, blocks=8, layout=layout)
     state, stats = update.minibatch_step(
       state, batches, tx=TX, response_logp=policy.response_logp,
       objective=OBJECTIVE, watch=watch, **how,
@@ -215,9 +216,9 @@ def test_the_reference_is_the_adapter_switched_off():
   score = lambda at, batch: seen.append(at) or jnp.zeros_like(batch.mask, float)
   mesh = machine().mesh
   for kl_term in (True, False):
-    parts = [packed()]
+    parts = [plan_of().later]
     parts = update.scored(parts, state, mesh, logp_of=score, kl_term=kl_term)
-    assert (parts[0][0].logp_ref is not None) == kl_term
+    assert (parts[0][0].make(slice(None)).logp_ref is not None) == kl_term
   assert len(seen) == len(packed())
   chex.assert_trees_all_equal(seen[0], weights())
 

@@ -72,11 +72,14 @@ def test_rows_are_as_many_as_fit():
   assert rows(of(4) - 4096) == 2
   assert rows(of(2) - 4096) == 1
   assert rows(0) == 1  # and refused where the plan is made
-  small = dict(n=4, samples=64, in_flight=4, eval_n=1, theory_prompts=0)
+  small = dict(n=4, samples=2**14, in_flight=4, eval_n=1, theory_prompts=0)
   for M in (8, 4, 2):
     tight = dict(rows=0, blocks=1, max_new_tokens=4096, **small)
     tight |= dict(memory_bytes=round(of(M) / 0.9) + 2)
     assert chosen(policy=on_gpu(), **tight)[2] == M
+    assert (
+      chosen(policy=on_gpu(), **tight | {"samples": 64})[2] == 2
+    )  # by padding
 
 
 # What XLA may use of a device, and how many there are.

@@ -306,10 +306,11 @@ def test_the_mean_of_a_config_scales_a_batch(wired, monkeypatch, changes, how):
   seen, packed = [], []
   real = packing.pack
 
-  def pack(prompts, rollouts, advantage, layout, scale):
-    seen.append(scale)
-    packed.append(packing.loss_scale(rollouts.mask.sum(axis=2), **how))
-    return real(prompts, rollouts, advantage, layout, scale)
+  def pack(source, layout, groups):
+    seen.append(None if source.scale is None else source.scale[groups])
+    length = source.rollouts.mask[groups].sum(axis=2)
+    packed.append(packing.loss_scale(length, **how))
+    return real(source, layout, groups)
 
   monkeypatch.setattr(packing, "pack", pack)
   monkeypatch.setattr(

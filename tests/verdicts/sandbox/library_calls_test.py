@@ -84,7 +84,7 @@ def test_a_scorer_without_memory_has_not_judged(monkeypatch):
   def scorer(answer, entry):
     raise MemoryError
 
-  monkeypatch.setattr(judge.tables, "scorer", lambda name: scorer)
+  monkeypatch.setattr(judge, "scorer", lambda name: scorer)
   with pytest.raises(MemoryError):
     library_calls.gym("4", entry("gcd", "4"))
 
