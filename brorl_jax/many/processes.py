@@ -59,10 +59,10 @@ def cores() -> Collection[int]:
   return usable(0) if usable else range(os.cpu_count() or 1)
 
 
-def trim() -> None:
-  """Gives what a large process freed, 2.7 of 5.3 GB, back to the system."""
+def trim(least: int = _LARGE) -> None:
+  """Gives back what a process of so many KiB freed: 2.7 of 5.3 GB in steps."""
   most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  if most > _LARGE and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+  if most > least and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
     libc.malloc_trim(0)
 
 

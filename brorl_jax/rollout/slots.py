@@ -372,9 +372,7 @@ class DecodeState:
   todo: Int[Array, " places"]  # prompts in the order they get a lane, then P
   next: Int[Array, " one"]  # index in `todo` of the first prompt without a lane
   window: Int[Array, "A W"]  # prompts that each lane works on; P is none
-  home: Int[
-    Array, " A"
-  ]  # lane of which it is a part, before slots were dropped
+  home: Int[Array, " A"]  # lane of which it was a part with all slots
   started: Int[Array, " A"]  # rollouts of the window that have had a slot
   rollout: Int[Array, "A R"]  # p N + n of the slot's rollout; P N if idle
   token: Int[Array, "A R"]  # its last token, not yet in the cache

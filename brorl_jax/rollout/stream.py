@@ -173,9 +173,8 @@ def open_shelf(
     logits, prefix = jax.tree.map(more, read)
     none = jnp.zeros((P, N), jnp.int32)
     row = none[:, 0]
-    queue = slots.RolloutQueue(
-      none, row, none, slots.fold_in(key, row), row, row
-    )
+    keys = slots.fold_in(key, row)
+    queue = slots.RolloutQueue(none, row, none, keys, row, row)
     queue = programs.with_none(queue, key)
     first = jnp.full((P, N, 2), -1, jnp.int32)
     state = programs.idle(spec, jnp.full(P + 1, P, jnp.int32), first)
@@ -301,9 +300,7 @@ class _Group:
     for part in parts:
       self._decoding = self._read(part)
     assert self._decoding is not None  # the first prompts are unread
-    chunks = programs.Chunks(
-      batch.prompts.index, batch.offset, batch.real, rows
-    )
+    chunks = programs.Chunks(batch.prompts.index, *batch[1:], rows)
     self._decoding = _admitted(self._decoding, chunks, at, self._key)
     self._watch(self._decoding.progress)
 
@@ -316,14 +313,12 @@ class _Group:
       )
       inputs = inputs._replace(prefix=prefix)
       return decoding._replace(inputs=inputs, logits=logits)
-    program = self._program
+    spec = self._program
     inputs, logits, state, progress = open_shelf(
-      program, self._params, part, self._key, each=self._each
+      spec, self._params, part, self._key, each=self._each
     )
     now, prompt = sampler.on_host(progress), part.tokens.shape[1]
-    return OpenRollouts(
-      program, program, inputs, (), state, now, prompt, logits
-    )
+    return OpenRollouts(spec, spec, inputs, (), state, now, prompt, logits)
 
   def advance(self) -> None:
     """Decodes until the host must act."""

@@ -200,20 +200,18 @@ def test_an_abort_for_another_reason_stays_one():
   assert "has ended" not in said[1]
 
 
-def test_freed_memory_of_a_large_process_goes_back(monkeypatch):
+def test_freed_memory_of_a_large_process_goes_back():
   c, statm = ctypes.CDLL(None), pathlib.Path("/proc/self/statm")
   if not hasattr(c, "malloc_trim"):
     pytest.skip("not of glibc")
   c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-  blocks = [c.malloc(2**16) for _ in range(4000)]  # below the mmap threshold
-  for block in blocks:
-    ctypes.memset(block, 1, 2**16)
+  size = 2**16  # below the mmap threshold
+  blocks = [ctypes.memset(c.malloc(size), 1, size) for _ in range(4000)]
   for block in blocks[:-1]:  # the last holds the heap's end
     c.free(block)
   pages = lambda: int(statm.read_text().split()[1])
   kept, least = pages(), 2**27 // resource.getpagesize()
   for large, gone in ((2**40, False), (0, True)):
-    monkeypatch.setattr(processes, "_LARGE", large)
-    processes.trim()
+    processes.trim(large)
     assert (kept - pages() > least) == gone
   c.free(blocks[-1])
