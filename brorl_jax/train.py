@@ -18,7 +18,9 @@ from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
 from brorl_jax.runs import checkpoints, metrics, run_state
 from brorl_jax.types import (
   Credit,
+  Finished,
   Groups,
+  Interrupted,
   Judgement,
   Prompts,
   Rollouts,
@@ -35,7 +37,10 @@ class Stages(NamedTuple):
 
   target: int  # number of groups to train on
   plan: dynamic_sampling.RoundPlan  # how many rollouts each candidate gets
-  surplus: bool  # whether candidates are begun that will probably be needed
+  # On accelerators prompts are begun that will probably be needed, and what was
+  # sampled of a step outlives a signal. On a CPU both would change a result's
+  # last bits: which rollouts decode together then depends on when it came.
+  accelerated: bool
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
@@ -48,7 +53,10 @@ class Stages(NamedTuple):
   scores: Callable[[int, Prompts, Rollouts], Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
   advantages: Callable[[Groups, RunState], Credit]
-  update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
+  # The last one is asked before each batch whether to raise Interrupted.
+  update: Callable[
+    [Any, Groups, Credit, Callable[[], bool]], tuple[Any, Updated]
+  ]
   # Run state, metrics, samples, update -> run state, what it says of the step
   guard: Callable[
     [RunState, Mapping[str, Any], SampledGroups, Updated],
@@ -86,6 +94,13 @@ class StepRecorder(Protocol):
   def dump(self, step: int, kept: Groups, credit: Credit, drawn: Groups):
     """Keep what the last step of a run was trained on, or else all it drew."""
 
+  def keep(self, step: int, finished: Finished) -> None:
+    """Keep what was sampled of a step that a signal interrupts."""
+
+  def sampled(self, step: int) -> Finished:
+    """What was kept of this step."""
+    ...
+
   def evaluate(self, step: int, params: PyTree) -> float:
     """Evaluate these parameters on held-out prompts; returns the score."""
     ...
@@ -116,6 +131,7 @@ def train(
   pipeline: bool = False,
   max_samples: int = 0,
   agree: Callable[[], bool] = lambda: False,
+  asked: Callable[[], bool] = lambda: False,
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
@@ -137,32 +153,39 @@ def train(
     agree: Called before the first step and at the end of each: whether all
       processes of the run stop now. With `pipeline` they first train on what
       was sampled ahead.
+    asked: Whether this process is to stop. Without `pipeline` sampling then
+      ends at once in all, and an update if the state before it is saved.
 
   Raises:
     RunEnded: Too many bad steps in a row, or a guard ended the run.
+    Interrupted: A step was given up, of which the next start repeats what it
+      must; the state before it is saved.
     TooManyInvalid: Verifiers failed on too many responses of a step.
     FloatingPointError: A parameter is not finite. The state is not saved.
   """
-  done, progress, saving_s = -1, RunState(), 0.0
-  if (saved := store.restore(state, recorder.lacks)) is not None:
-    state, progress = saved[0], run_state.from_json(saved[1])
-    done = int(state.step)
-  recorder.start(done)
-  if done < 0:
-    progress, score = _evaluated(0, state, progress, recorder)
-    saving_s = _save(0, state, progress, score, store, recorder)
+  state, progress, saving_s = _begun(state, store, recorder)
   key, ahead, stop = jax.random.key(seed), None, agree()
+  score, unsaved, never = None, False, lambda: False
   spent_up = lambda p: 0 < max_samples <= p.samples
 
-  for step in range(max(done, 0) + 1, steps + 1):
+  for step in range(int(state.step) + 1, steps + 1):
     if spent_up(progress) or (stop and ahead is None):
       break
     started, stages = metrics.now(), make_stages(step)
     save = step % save_every == 0 or step == steps or stop
 
     # Stages 1 to 3: prompts, rollouts, rewards, until enough have a gradient.
-    if (sampled := ahead) is None:
-      sampled = _sample(stages, step, state.params, progress, key)
+    asks = never if pipeline else asked
+    try:
+      sampled = ahead or _sample(
+        *(stages, step, state.params, progress, key, never, asks),
+        recorder.sampled(step),
+      )
+    except Interrupted as e:
+      recorder.keep(step, e.finished if stages.accelerated else {})
+      if unsaved:
+        _save(step - 1, state, progress, score, store, recorder)
+      raise
     kept = sampled.kept_groups(stages.least)
     progress = run_state.generated(progress, sampled.groups, sampled.kept)
 
@@ -171,18 +194,21 @@ def train(
 
     # Stage 5: the update; with `pipeline`, while the next step is sampled.
     saving_s += metrics.timed(store.release)[1]  # the update donates the state
-    updating = lambda: metrics.timed(stages.update, state, kept, credit)
-    update, ahead = functools.cache(updating), None
+    gives_up = never if pipeline or unsaved else agree
+    updating = functools.partial(stages.update, state, kept, credit, gives_up)
+    update, ahead = functools.cache(lambda: metrics.timed(updating)), None
     if pipeline and not save:
       old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
       ahead = _sample(
         make_stages(step + 1), step + 1, old, credit.progress, key, update
       )
-    (state, updated), update_s = update()
+    try:
+      (state, updated), update_s = update()
+    except Interrupted:
+      recorder.keep(step, sampled.chunks(stages.plan.chunk))
+      raise
     processes.trim()
-    scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
-    scalars |= {"time/update_s": update_s, "data/tokens_total": progress.tokens}
-    scalars["data/samples_total"] = progress.samples
+    scalars = _scalars(sampled, credit, updated) | {"time/update_s": update_s}
     spent = metrics.since(started)
     scalars |= {**spent, _SAVING: saving_s + metrics.timed(store.check)[1]}
     stop, progress, score = agree(), credit.progress, None
@@ -196,13 +222,27 @@ def train(
     state, progress, reason = stages.reference(state, progress)
     _record_events(recorder, step, stages.changed, judged.events, reason)
     saving_s = 0.0
-    if save or last or judged.end or (stop and ahead is None):
+    unsaved = not (save or last or judged.end or (stop and ahead is None))
+    if not unsaved:
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
       recorder.dump(step, kept, credit, sampled.groups)
       raise RunEnded(step, judged.end)
   store.wait()
   return state
+
+
+def _begun(
+  state: Any, store: checkpoints.Store, recorder: StepRecorder
+) -> tuple[Any, RunState, float]:
+  """The newest checkpoint, or what step 0 saves; seconds of saving."""
+  if (saved := store.restore(state, recorder.lacks)) is not None:
+    recorder.start(int(saved[0].step))
+    return saved[0], run_state.from_json(saved[1]), 0.0
+  recorder.start(-1)
+  progress, score = _evaluated(0, state, RunState(), recorder)
+  saving_s = _save(0, state, progress, score, store, recorder)
+  return state, progress, saving_s
 
 
 def _sample(
@@ -212,6 +252,8 @@ def _sample(
   progress: RunState,
   key: jax.Array,
   meanwhile: Callable[[], Any] = lambda: None,
+  stopping: Callable[[], bool] = lambda: False,
+  before: Finished | None = None,
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
@@ -224,7 +266,9 @@ def _sample(
     target=stages.target,
     plan=stages.plan,
     meanwhile=meanwhile,
-    usual=progress.passed if stages.surplus else None,
+    usual=progress.passed if stages.accelerated else None,
+    before=before,
+    stopping=stopping,
   )
   processes.trim()
   return sampled
@@ -266,6 +310,19 @@ def _save(
   recorder.sync()  # the lines of a step are on disk before its checkpoint
   store.save(step, state, progress.to_json(), score)
   return time.perf_counter() - start
+
+
+def _scalars(
+  sampled: SampledGroups, credit: Credit, updated: Updated
+) -> dict[str, Any]:
+  total = credit.progress
+  return {
+    **_draw_metrics(sampled),
+    **credit.metrics,
+    **updated.metrics,
+    "data/tokens_total": total.tokens,
+    "data/samples_total": total.samples,
+  }
 
 
 def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:

@@ -74,6 +74,24 @@ class Rollouts:
     return first[drawn], count[drawn]
 
 
+class Chunk(NamedTuple):
+  """Rollouts first, first + 1, ... of prompt p."""
+
+  p: int
+  first: int
+
+
+# What was sampled of a step: rollouts of one prompt, each chunk by itself.
+Finished = dict[Chunk, Rollouts]
+
+
+class Interrupted(Exception):
+  """A step that was asked to stop, with the chunks that had ended by then."""
+
+  def __init__(self, finished: Finished):
+    self.finished = finished
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScoredResponse:
   """The verdict on one rollout."""

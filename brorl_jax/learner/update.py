@@ -8,7 +8,7 @@ import concurrent.futures as futures
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from brorl_jax.learner.objective import (
 )
 from brorl_jax.many import processes
 from brorl_jax.model import adapters, sharding
-from brorl_jax.types import Batch, Groups, State
+from brorl_jax.types import Batch, Groups, Interrupted, State
 
 
 def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
@@ -311,13 +311,22 @@ def apply(
   parts: Minibatches,
   mesh: Mesh,
   step: Callable[[State, Iterable[Batch]], tuple[State, Stats]],
+  gives_up: Callable[[], bool] = lambda: False,
 ) -> tuple[State, list[Stats]]:
   """One optimizer update per minibatch, each by `step`; see `minibatch_step`. A
   batch is placed at its turn: 128 x 512 rollouts of 15,360 tokens are 17 GB.
+  Raises Interrupted if it `gives_up` before one, with the state lost.
   """
   stats = []
+
+  def placing(part: list[packing.Later]) -> Iterator[Batch]:
+    for batch in part:
+      if gives_up():
+        raise Interrupted({})
+      yield placed(batch, mesh)
+
   for part in parts:
-    state, part_stats = step(state, (placed(batch, mesh) for batch in part))
+    state, part_stats = step(state, placing(part))
     stats.append(part_stats)
   return dataclasses.replace(state, step=state.step + 1), stats
 

@@ -9,6 +9,7 @@ import itertools
 import os
 import pathlib
 import platform
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from brorl_jax.runs import folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
+from brorl_jax.types import Chunk, Finished
 from brorl_jax.verdicts.base import Example
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
@@ -345,6 +347,48 @@ class Recorder:
     path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)
 
+  @property
+  def _key(self) -> str:
+    """What rollouts depend on, besides the checkpoint."""
+    return folder.identity(config.as_dict(self.c), self.entries.get("data"))
+
+  def keep(self, step: int, finished: Finished) -> None:
+    """Writes sampled/step_N.PROCESS.npz; see `sampled`."""
+    if not finished:
+      return
+    out = jax.tree.map(lambda *x: np.concatenate(x), *finished.values())
+    path = self.workdir / "sampled" / f"step_{step}.{jax.process_index()}.npz"
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+      np.savez(
+        file,
+        key=self._key,
+        chunks=np.array([*finished]),
+        tokens=out.tokens[out.mask],
+        logp=out.logp[out.mask],
+        length=out.mask.sum(axis=2),
+        truncated=out.truncated,
+        slot_steps=out.slot_steps,
+      )
+      os.fsync(file.fileno())
+    part.replace(path)
+
+  def sampled(self, step: int) -> Finished:
+    """What an interrupted start has sampled of this step. Files of other steps
+    are removed; one that cannot be read is left out.
+    """
+    found: Finished = {}
+    for path in sorted((self.workdir / "sampled").glob("step_*.npz")):
+      try:
+        if path.name.startswith(f"step_{step}."):
+          found |= read_sampled(path, self._key)
+        elif self._open:
+          path.unlink()
+      except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+        self.warn(f"{path} is not used: {first_line(e)}")
+    return found
+
   def evaluate(self, step: int, params: PyTree) -> float:
     self._trace()
     found = [*itertools.chain(*self.measure(step, params, self.heldout))]
@@ -498,6 +542,21 @@ def visits(
       **{name: int(count[i]) for name, count in counts.items()},
       "kept": bool(sampled.kept[i]),
     }
+
+
+def read_sampled(path: pathlib.Path, key: str) -> Finished:
+  """The chunks in a file of `Recorder.keep`; none if another config wrote it."""
+  with np.load(path) as file:
+    if str(file["key"]) != key:
+      return {}
+    length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))
+    mask = np.arange(length.max()) < length[..., None]
+    whole = np.zeros(mask.shape, tokens.dtype), np.zeros(mask.shape, logp.dtype)
+    whole[0][mask], whole[1][mask] = tokens, logp
+    out = types.Rollouts(*whole, mask, file["truncated"], file["slot_steps"])
+    chunks = [Chunk(int(p), int(n)) for p, n in file["chunks"]]
+  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], out)
+  return {chunk: one(i) for i, chunk in enumerate(chunks)}
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:

@@ -32,7 +32,7 @@ from brorl_jax.runs.checkpoints import Store
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.types import State
+from brorl_jax.types import Interrupted, State
 from brorl_jax.verdicts.base import Example
 
 # Errors in the files of a run: it cannot resume.
@@ -154,7 +154,7 @@ def stages(
   return train.Stages(
     target=c.sampling.prompts,
     plan=sampling.round_plan(phase),
-    surplus=not this.policy.target.on_cpu,
+    accelerated=not this.policy.target.on_cpu,
     least=c.optim.minibatches,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
@@ -242,12 +242,15 @@ def _train(
           pipeline=c.run.pipeline,
           max_samples=c.run.max_samples,
           agree=stop,
+          asked=lambda: stop.asked,
         )
+        step = int(state.step)
+    except Interrupted:
+      step, stop.asked = store.good or 0, True
     except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
       if not isinstance(e, _STOPS):  # nothing that another's death may cause
         processes.settle()
       raise _ended(e, changed, store.good, started=recorder.started) from None
-    step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps
   return step if recorder.stopped else None
 
@@ -366,7 +369,8 @@ def closing(store: Store) -> Iterator[None]:
   try:
     yield
   except BaseException as e:
-    together = processes.alone() or isinstance(e, train.RunEnded)
+    ends = train.RunEnded, Interrupted
+    together = processes.alone() or isinstance(e, ends)
     store.close() if together else store.leave()
     raise
   store.close()

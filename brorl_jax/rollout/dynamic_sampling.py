@@ -26,7 +26,16 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from brorl_jax.many import processes
-from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
+from brorl_jax.types import (
+  Chunk,
+  Finished,
+  Groups,
+  Interrupted,
+  Prompts,
+  Rollouts,
+  ScoredResponse,
+  Scores,
+)
 
 # Draws of this process, as many as of any other: a board for each.
 _DRAWS = itertools.count()
@@ -67,17 +76,6 @@ class RoundPlan(NamedTuple):
     return n if enough else self.after[self.after.index(n) + 1]
 
 
-class Chunk(NamedTuple):
-  """Rollouts first, first + 1, ... of prompt p."""
-
-  p: int
-  first: int
-
-
-# What was sampled of a step: rollouts of one prompt, each chunk by itself.
-Finished = dict[Chunk, Rollouts]
-
-
 def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   """The prompts of these chunks, and which of their rollouts to make."""
   first = np.array([chunk.first for chunk in chunks], np.int32)
@@ -113,13 +111,6 @@ class Enough(Exception):
   """What a feed raises when what is in progress is needed no more."""
 
 
-class Interrupted(Exception):
-  """A step that was asked to stop, with the chunks that had ended by then."""
-
-  def __init__(self, finished: "Finished"):
-    self.finished = finished
-
-
 class Candidates:
   """Candidates of one step: drawn, being scored, and decided."""
 
@@ -137,6 +128,8 @@ class Candidates:
     self._prompts, self._candidates = prompts, candidates
     self._stopping, self.stopped = stopping, False
     self.finished, self._before = dict[Chunk, Rollouts](), dict(before or {})
+    # Has chunks judged, in the thread; `collect` sets it.
+    self.submit: Callable[[Prompts, Rollouts], futures.Future] | None = None
     self._target, self._others, self._plan = target, [meanwhile], plan
     self._usual = usual
     self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
@@ -273,6 +266,7 @@ class Candidates:
 
   def add_finished(self, prompts: Prompts, rollouts: Rollouts) -> None:
     """Has chunks judged that have ended."""
+    assert prompts.first is not None and self.submit is not None
     for i, (p, n) in enumerate(zip(prompts.index, prompts.first, strict=True)):
       one = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)
       self.finished[Chunk(int(p), int(n))] = one
@@ -434,6 +428,16 @@ class SampledGroups:
     spare = count % least if count < self.target else 0
     first = np.flatnonzero(self.kept)[: count - spare]
     return jax.tree.map(lambda x: x[first], self.groups)
+
+  def chunks(self, size: int) -> Finished:
+    """All rollouts, each chunk by itself."""
+    found: Finished = {}
+    for i, p in enumerate(self.groups.prompts.index):
+      one = jax.tree.map(lambda x, i=i: x[i : i + 1], self.groups.rollouts)
+      for n in range(0, int(one.drawn.sum()), size):
+        cut = lambda x, n=n: x[:, n : n + size] if x.ndim > 1 else x
+        found[Chunk(int(p), n)] = jax.tree.map(cut, one)
+    return found
 
   def shortage(self) -> str | None:
     """Why there are fewer groups than were wanted; None if there are not."""

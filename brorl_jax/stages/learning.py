@@ -32,8 +32,11 @@ def update_policy(
   state: types.State,
   kept: types.Groups,
   credit: types.Credit,
+  gives_up: Callable[[], bool],
 ) -> tuple[types.State, types.Updated]:
-  """Stage 5: `optim.minibatches` optimizer updates over whole groups."""
+  """Stage 5: `optim.minibatches` optimizer updates over whole groups. Raises
+  Interrupted before the batch for which it `gives_up`.
+  """
   if not len(credit.advantage):
     state = dataclasses.replace(state, step=state.step + 1)
     return state, types.Updated({"update/skipped": 0.0})
@@ -73,7 +76,7 @@ def update_policy(
     most_norm=run_state.most_norm(c.optim.spike, credit.progress.grad_norms),
     groups=phase.memory.rollouts.groups,
   )
-  state, stats = update.apply(state, parts, mesh, one)
+  state, stats = update.apply(state, parts, mesh, one, gives_up)
   jax.block_until_ready((state, stats))
   last = max(updates_done(state.opt) - 1, 0)
   scalars = {
