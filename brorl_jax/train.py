@@ -3,7 +3,6 @@
 Read `train` from top to bottom: each step goes once around the README's figure.
 """
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -128,7 +127,6 @@ def train(
   steps: int,
   save_every: int,
   eval_every: int,
-  pipeline: bool = False,
   max_samples: int = 0,
   agree: Callable[[], bool] = lambda: False,
   asked: Callable[[], bool] = lambda: False,
@@ -144,17 +142,12 @@ def train(
     state: If `store` holds a checkpoint, only its structure is used.
     save_every: Steps between checkpoints. The last step is always saved.
     eval_every: Steps between evaluations, beside the first and the last.
-    pipeline: Sample the next step before this step's update, with the old
-      parameters; the update then runs while the devices would wait for the
-      verifiers. A step that is saved updates first, so that a run can resume
-      after it.
     max_samples: The run ends with the step at which the rollouts generated so
       far reach this; 0: no bound.
     agree: Called before the first step and at the end of each: whether all
-      processes of the run stop now. With `pipeline` they first train on what
-      was sampled ahead.
-    asked: Whether this process is to stop. Without `pipeline` sampling then
-      ends at once in all, and an update if the state before it is saved.
+      processes of the run stop now; also in an update, which is given up if
+      the state before it is saved.
+    asked: Whether this process is to stop; sampling then ends in all.
 
   Raises:
     RunEnded: Too many bad steps in a row, or a guard ended the run.
@@ -164,23 +157,18 @@ def train(
     FloatingPointError: A parameter is not finite. The state is not saved.
   """
   state, progress, saving_s = _begun(state, store, recorder)
-  key, ahead, stop = jax.random.key(seed), None, agree()
-  score, unsaved, never = None, False, lambda: False
+  key, stop, score, unsaved = jax.random.key(seed), agree(), None, False
   spent_up = lambda p: 0 < max_samples <= p.samples
 
   for step in range(int(state.step) + 1, steps + 1):
-    if spent_up(progress) or (stop and ahead is None):
+    if spent_up(progress) or stop:
       break
     started, stages = metrics.now(), make_stages(step)
-    save = step % save_every == 0 or step == steps or stop
 
     # Stages 1 to 3: prompts, rollouts, rewards, until enough have a gradient.
-    asks = never if pipeline else asked
     try:
-      sampled = ahead or _sample(
-        *(stages, step, state.params, progress, key, never, asks),
-        recorder.sampled(step),
-      )
+      before = recorder.sampled(step)
+      sampled = _sample(stages, step, state, progress, key, asked, before)
     except Interrupted as e:
       recorder.keep(step, e.finished if stages.accelerated else {})
       if unsaved:
@@ -192,18 +180,12 @@ def train(
     # Stage 4: advantages of the groups that were kept.
     credit = stages.advantages(kept, progress)
 
-    # Stage 5: the update; with `pipeline`, while the next step is sampled.
+    # Stage 5: the update.
     saving_s += metrics.timed(store.release)[1]  # the update donates the state
-    gives_up = never if pipeline or unsaved else agree
-    updating = functools.partial(stages.update, state, kept, credit, gives_up)
-    update, ahead = functools.cache(lambda: metrics.timed(updating)), None
-    if pipeline and not save:
-      old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
-      ahead = _sample(
-        make_stages(step + 1), step + 1, old, credit.progress, key, update
-      )
+    gives_up = (lambda: False) if unsaved else agree
+    updating = stages.update, state, kept, credit, gives_up
     try:
-      (state, updated), update_s = update()
+      (state, updated), update_s = metrics.timed(*updating)
     except Interrupted:
       recorder.keep(step, sampled.chunks(stages.plan.chunk))
       raise
@@ -222,8 +204,9 @@ def train(
     state, progress, reason = stages.reference(state, progress)
     _record_events(recorder, step, stages.changed, judged.events, reason)
     saving_s = 0.0
-    unsaved = not (save or last or judged.end or (stop and ahead is None))
-    if not unsaved:
+    save = step % save_every == 0 or last or stop or judged.end is not None
+    unsaved = not save
+    if save:
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
       recorder.dump(step, kept, credit, sampled.groups)
@@ -248,24 +231,22 @@ def _begun(
 def _sample(
   stages: Stages,
   step: int,
-  params: PyTree,
+  state: Any,
   progress: RunState,
   key: jax.Array,
-  meanwhile: Callable[[], Any] = lambda: None,
-  stopping: Callable[[], bool] = lambda: False,
-  before: Finished | None = None,
+  stopping: Callable[[], bool],
+  before: Finished,
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
   sampled = collect(
-    lambda feed: stages.rollouts(params, feed, key),
+    lambda feed: stages.rollouts(state.params, feed, key),
     lambda *rollouts: stages.scores(step, *rollouts),
     stages.informative,
     lambda candidates: stages.prompts(step, candidates),
     stages.candidates(step, progress),
     target=stages.target,
     plan=stages.plan,
-    meanwhile=meanwhile,
     usual=progress.passed if stages.accelerated else None,
     before=before,
     stopping=stopping,

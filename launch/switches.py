@@ -62,7 +62,6 @@ SWITCHES = {
   "int8 cache, truncated": "sampling.int8_cache=True",
   "int8 cache, banded": "sampling.int8_cache=True loss.correction=banded",
   "int8 cache, sequence": "sampling.int8_cache=True loss.correction=sequence",
-  "pipeline": "run.pipeline=True",
   "lr for samples / 512": "optim.lr_samples=512",
 }
 BASE_OF_LENGTHS = (

@@ -53,11 +53,6 @@ class RunConfig(Section):
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
     free=True,
   )
-  pipeline: bool = setting(
-    False,
-    "Sample the next step with the parameters before the update, which then "
-    "runs while verifiers work. The step after a checkpoint is the exception.",
-  )
   phases: tuple[Mapping[str, Any], ...] = setting(
     (),
     "Changes of fields during the run, such as {'from_step': 201, "

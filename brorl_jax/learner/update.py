@@ -401,8 +401,7 @@ def update_metrics(
     "policy/kl_ref": kl,
     "policy/kl_old": mean("kl_old"),
     "policy/clip_fraction": mean("clip_fraction") if clips else None,
-    # Before the first update trainer and sampler are equal, and the gap is
-    # rounding; with config.run.pipeline it is also one step of training.
+    # Before the first update trainer and sampler are equal: it is rounding.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
     "correction/weight_mean": corrected("correction"),

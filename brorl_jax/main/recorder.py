@@ -545,8 +545,8 @@ def visits(
 
 
 def read_sampled(path: pathlib.Path, key: str) -> Finished:
-  """The chunks in a file of `Recorder.keep`; none if another config wrote it."""
-  with np.load(path) as file:
+  """The chunks in a file of `Recorder.keep`; none of another config."""
+  with path.open("rb") as opened, np.load(opened) as file:
     if str(file["key"]) != key:
       return {}
     length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))

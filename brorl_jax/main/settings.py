@@ -232,12 +232,6 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   yield "reward.length_range", holds, must
   holds = c.reward.length_buffer <= most or c.reward.length != "overlong"
   yield "reward.length_buffer", holds, f"1 to max_new_tokens = {most}"
-  yield (
-    "loss.correction",
-    not c.run.pipeline or c.loss.correction != "none",
-    "other than 'none' with run.pipeline: rollouts then come from the policy "
-    "before the last update",
-  )
   if c.reference.reset_to == "best":
     yield from _best_rules(c)
   if c.policy.lora_rank:
@@ -269,8 +263,6 @@ def _best_rules(c: config.Config) -> Iterator[Rule]:
   must = "'latest' without kl_weight, or without reset_every and reset_stalled"
   resets = bool(r.kl_weight and (r.reset_every or r.reset_stalled))
   yield "reference.reset_to", resets, must
-  must = "'latest' with run.pipeline: the next rollouts are sampled already"
-  yield "reference.reset_to", not c.run.pipeline, must
   must = f"a multiple of run.save_every = {save} with reset_to = 'best'"
   yield "eval.every", every % save == 0, must
   must = f"at least eval.every = {every} with reset_to = 'best'"

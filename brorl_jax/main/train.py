@@ -168,6 +168,17 @@ def stages(
   )
 
 
+def _stages_at(
+  this: Run, examples: Examples, scorer: Scorer, store: Store, step: int
+) -> train.Stages:
+  """With what changes, in the first step of a phase."""
+  phase = next(x for x in reversed(this.phases) if x.since <= step)
+  made = stages(this, phase, examples, scorer, store)
+  if step != phase.since or phase.changed is None:
+    return made
+  return made._replace(changed=dict(phase.changed))
+
+
 def _summary(phase: Phase) -> str:
   c = phase.config
   lr, base = resolve.scaled_lr(c), c.optim.lr
@@ -217,20 +228,12 @@ def _train(
     part=states.saved,
     whole=states.restored,
   )
-  each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
-
-  def stages_at(step: int) -> train.Stages:
-    """With what changes, in the first step of a phase."""
-    phase, made = next(x for x in reversed(each) if x[0].since <= step)
-    if step != phase.since or phase.changed is None:
-      return made
-    return made._replace(changed=dict(phase.changed))
-
+  stages_at = functools.partial(_stages_at, this, examples, scorer, store)
   stop = Stop()
   with recorder, processes.last_word(recorder.cut):
     try:
       with closing(store), stop:
-        state = train.train(
+        ended = train.train(
           parts.state,
           stages_at,
           store,
@@ -239,12 +242,11 @@ def _train(
           steps=c.run.steps,
           save_every=c.run.save_every,
           eval_every=c.eval.every,
-          pipeline=c.run.pipeline,
           max_samples=c.run.max_samples,
           agree=stop,
           asked=lambda: stop.asked,
         )
-        step = int(state.step)
+        step = int(ended.step)
     except Interrupted:
       step, stop.asked = store.good or 0, True
     except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:

@@ -67,15 +67,6 @@ def trim(least: int = _LARGE) -> None:
     libc.malloc_trim(0)
 
 
-def _compiled(event: str, duration_secs: float, **_: Any) -> None:
-  """Gives back what compiling took: 200 MB for 6 layers of width 256."""
-  if event.endswith("backend_compile_duration") and duration_secs > 1:
-    trim(0)
-
-
-jax.monitoring.register_event_duration_secs_listener(_compiled)
-
-
 def start(
   coordinator: str | None, count: int | None, index: int | None
 ) -> None:

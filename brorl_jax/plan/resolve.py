@@ -596,12 +596,9 @@ def _state_bytes(
   )
   leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
   on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
-  held = sharding.shard_bytes(
+  return sharding.shard_bytes(
     [x for x, _ in on_device], [s for _, s in on_device]
   )
-  if c.run.pipeline:  # the parameters that the next step is sampled with
-    held += parameter_bytes(policy, axes)
-  return held
 
 
 def parameter_bytes(

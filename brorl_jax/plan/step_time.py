@@ -226,8 +226,9 @@ class _Process:
     if self.idle:
       return
     progress = DecodeProgress(*[0] * 9)._replace(waiting=waiting, rows=rows)
-    full, none = self._load.spec, (None,) * 4
-    held: Any = OpenRollouts(full, self._spec, *none, progress, 0)
+    full = self._load.spec
+    none: Any = (None,) * 4
+    held = OpenRollouts(full, self._spec, *none, progress, 0)
     self._spec = sampler.shrunk(held)
     size = self._spec.lanes * self._spec.slots
     took = [x.advance(size, sampler.SPAN) for x in self._devices]
@@ -363,15 +364,6 @@ def step_time(run: Run, phase: Phase, chip: Chip, case: Case) -> StepTime:
   return StepTime(seconds, sent, scores, update, *made, busy, padding)
 
 
-class _Mask(NamedTuple):
-  """`Rollouts.mask`, of which packing asks the lengths: it has a GB."""
-
-  lengths: Int[np.ndarray, "P N"]
-
-  def __getitem__(self, at: Any) -> Any:
-    return types.SimpleNamespace(sum=lambda axis: self.lengths[at])
-
-
 def _updated(
   phase: Phase, lengths: Int[np.ndarray, "P N"], load: _Load
 ) -> tuple[float, float, float]:
@@ -380,7 +372,8 @@ def _updated(
   for at in packing.split(len(lengths), c.optim.minibatches, (0, 0)):
     read = np.full((len(at), c.data.prompt_tokens), _FILLED)
     prompts = types.SimpleNamespace(tokens=read, mask=read)
-    rollouts = types.SimpleNamespace(mask=_Mask(lengths[at]))
+    # Packing sums the mask over tokens. A real one has a GB.
+    rollouts = types.SimpleNamespace(mask=lengths[at][..., None])
     source: Any = types.SimpleNamespace(prompts=prompts, rollouts=rollouts)
     all_of: Any = [
       (p, (np.arange(lengths.shape[1]),) * 2) for p in range(len(at))

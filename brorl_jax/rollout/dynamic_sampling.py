@@ -120,17 +120,16 @@ class Candidates:
     candidates: Sequence[int],
     target: int,
     plan: RoundPlan,
-    meanwhile: Callable[[], None] = lambda: None,
     usual: float | None = None,
     before: Finished | None = None,
     stopping: Callable[[], bool] = lambda: False,
   ):
     self._prompts, self._candidates = prompts, candidates
     self._stopping, self.stopped = stopping, False
-    self.finished, self._before = dict[Chunk, Rollouts](), dict(before or {})
+    self.finished, self.before = dict[Chunk, Rollouts](), dict(before or {})
     # Has chunks judged, in the thread; `collect` sets it.
     self.submit: Callable[[Prompts, Rollouts], futures.Future] | None = None
-    self._target, self._others, self._plan = target, [meanwhile], plan
+    self._target, self._plan = target, plan
     self._usual = usual
     self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
     # p -> first -> the finished chunks of its round; and its rounds before.
@@ -159,7 +158,6 @@ class Candidates:
     """
     self._settle()
     while not (more := self._next(room)) and idle and self.judged:
-      self.do_others()
       with self.clock("score_wait"):
         futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
       self._settle()
@@ -227,19 +225,10 @@ class Candidates:
   def publish(self, p: int, good: bool) -> None:
     """Called by the thread with every verdict."""
 
-  def left(self) -> Finished:
-    """What a next start need not sample."""
-    return self._before | self.finished
-
   def end(self) -> int:
     """Called when sampling has ended: how many candidates count, in order."""
     self._settle()
     return self.suffices() or self.given
-
-  def do_others(self) -> None:
-    with self.clock("meanwhile"):
-      while self._others:
-        self._others.pop()()
 
   def _next(self, room: int) -> Prompts | None:
     """At most this many chunks; prompts that are open come first."""
@@ -259,7 +248,7 @@ class Candidates:
   def _add(self, chunks: Sequence[Chunk]) -> None:
     """Queues chunks, but those that were sampled before are judged."""
     for chunk in chunks:
-      if (made := self._before.pop(chunk, None)) is None:
+      if (made := self.before.pop(chunk, None)) is None:
         self._queue.append(chunk)
       else:
         self.add_finished(with_first(self._prompts([chunk.p]), [chunk]), made)
@@ -327,7 +316,6 @@ class SharedCandidates(Candidates):
         return more
       if not idle or self.given == len(self._good):
         return None
-      self.do_others()
       with self.clock("score_wait" if self.judged else "process_wait"):
         time.sleep(_LOOK_S)
 
@@ -493,7 +481,6 @@ def collect(
   *,
   target: int,
   plan: RoundPlan,
-  meanwhile: Callable[[], None] = lambda: None,
   usual: float | None = None,
   before: Finished | None = None,
   stopping: Callable[[], bool] = lambda: False,
@@ -503,15 +490,12 @@ def collect(
   With `usual`, the share of candidates that passed in the step before, as many
   are in progress as will probably be needed; without it never more than are.
   Chunks that `before` has are not sampled again. When any process is `stopping`
-  all raise Interrupted. `meanwhile` is other work for the devices. It is called
-  once: when sampling first waits for rewards, or at the end. Raises
-  TooManyInvalid if verifiers failed on more than `MAX_INVALID` of responses. Yu
-  et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
+  all raise Interrupted. Raises TooManyInvalid if verifiers failed on more than
+  `MAX_INVALID` of responses. Yu et al. 2025 (DAPO), arXiv:2503.14476, section
+  3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
-  pending = make(
-    prompts, candidates, target, plan, meanwhile, usual, before, stopping
-  )
+  pending = make(prompts, candidates, target, plan, usual, before, stopping)
 
   judged = functools.partial(judge, pending, score, informative)
   begin = time.perf_counter()
@@ -523,9 +507,8 @@ def collect(
     except Enough:  # all that counts is decided
       pending.judged.clear()
       thread.shutdown(wait=False, cancel_futures=True)
-  pending.do_others()
   if any(processes.gather(pending.stopped)):
-    raise Interrupted(pending.left())
+    raise Interrupted(pending.before | pending.finished)
   count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent
   # First, since groups without a verdict are not kept.
@@ -535,7 +518,7 @@ def collect(
     for group, _ in ordered
     for one in group.scores.responses[group.rollouts.drawn]
   )
-  waits = "meanwhile", "score_wait", "process_wait"
+  waits = "score_wait", "process_wait"
   rollout = took - sum(spent[part] for part in waits)
   every = processes.gather((rollout, pending.given))
   return SampledGroups(

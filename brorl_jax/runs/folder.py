@@ -130,7 +130,7 @@ def check(
   # A simulation always starts again.
   free = _MAY_DIFFER if mode != "simulate" else frozenset()
   best = now.get("reference.reset_to") == "best"
-  if best or now.get("run.pipeline") or now.get("reference.reset_stalled"):
+  if best or now.get("reference.reset_stalled"):
     free = free - _ENDS
   changed = {
     k: now.get(k)

@@ -32,7 +32,7 @@ def update_policy(
   state: types.State,
   kept: types.Groups,
   credit: types.Credit,
-  gives_up: Callable[[], bool],
+  gives_up: Callable[[], bool] = lambda: False,
 ) -> tuple[types.State, types.Updated]:
   """Stage 5: `optim.minibatches` optimizer updates over whole groups. Raises
   Interrupted before the batch for which it `gives_up`.

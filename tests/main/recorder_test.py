@@ -6,6 +6,7 @@ import itertools
 import json
 from types import SimpleNamespace
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -79,6 +80,30 @@ def drawn(kept):
   """As if these were all that a step drew, the first of them rejected."""
   good = np.arange(len(kept.prompts.index)) > 0
   return SampledGroups(kept, good, len(good) - 1, {}, [1.0])
+
+
+def test_what_was_sampled_of_a_step_is_kept_for_that_step(wired, tmp_path):
+  kept, c = wired.kept, wired[0].config
+  found = drawn(kept).chunks(2)
+  assert len(found) == len(kept.prompts.index) * kept.rollouts.mask.shape[1] / 2
+  how = tmp_path, wired.examples, [], lambda *_: [], {}
+  of = lambda c, **more: Recorder(c, *how, more)
+  recorder = of(c)
+  recorder._open = True
+  recorder.keep(4, found)
+  (path,) = (tmp_path / "sampled").iterdir()
+  again = recorder.sampled(4)
+  assert again.keys() == found.keys()
+  cut = lambda x: (x.tokens[x.mask], x.logp[x.mask], x.truncated, x.slot_steps)
+  for chunk, rollouts in found.items():
+    chex.assert_trees_all_equal(cut(again[chunk]), cut(rollouts))
+  assert of(c, data={"digest": "other"}).sampled(4) == {}
+  path.write_bytes(path.read_bytes()[:-40])
+  warned = []
+  recorder.warn = warned.append
+  assert recorder.sampled(4) == {} and "is not used" in warned[0]
+  recorder.sampled(5)
+  assert not path.exists()
 
 
 @pytest.mark.ci

@@ -63,7 +63,7 @@ GOOD = [
   {"advantage": "pass_at_k:128"}, {"code_s": (2, 2.0)},
   {"correction": "none"}, {"correction_range": (0, 1)},
   {"correction": "banded", "correction_range": (1.0, 1.1)},
-  {"correction": "sequence", "pipeline": True},
+  {"correction": "sequence"},
   {"eval_temperature": 0.0, "eval_top_p": 1.0},
 ]  # fmt: skip
 
@@ -188,7 +188,6 @@ BAD += [  # with other fields
     for field, how, must in (
       ("reset_to", {"kl_weight": 0.0}, "'latest' without kl_weight"),
       ("reset_to", {"reset_every": 0}, "or without reset_every"),
-      ("reset_to", {"pipeline": True}, "'latest' with run.pipeline"),
       ("eval_every", {"eval_every": 25}, "multiple of run.save_every = 10"),
       ("reset_every", {"reset_every": 9}, "at least eval.every = 10"),
     )
@@ -199,7 +198,6 @@ BAD += [  # with other fields
     "at most rounds[0] / 4 = 4",
   ),
   ("advantage", {"advantage": "pass_at_k:4", "length": "cosine"}, LENGTH),
-  ("correction", {"correction": "none", "pipeline": True}, "run.pipeline"),
   ("lora_rank", {"lora_rank": 0, "lora_alpha": 8.0}, "at least 1"),
   *(
     (field, {"lora_rank": 8, "reset_every": 0, field: value}, must)

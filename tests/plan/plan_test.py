@@ -142,13 +142,6 @@ def test_training_state_is_what_training_makes(reference, offload):
   assert round(on_device / params, 2) == 1 + copies
 
 
-def test_what_waits_for_the_next_step_is_held_twice():
-  one, two = (
-    plans(pipeline=pipeline).sampling_bytes for pipeline in (False, True)
-  )
-  assert one == pytest.approx(4 * (two - one), rel=1e-3)
-
-
 def test_moments_that_wait_on_the_host_are_held_while_they_are_applied():
   plans = planned(config(offload="moments"), on_gpu())
   params = resolve.parameter_bytes(on_gpu(), axes=ONE)

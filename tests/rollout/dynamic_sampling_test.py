@@ -25,7 +25,7 @@ from brorl_jax.rollout.dynamic_sampling import (
   collect,
   with_first,
 )
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Interrupted, Prompts, Rollouts
 
 N = 4
 
@@ -210,23 +210,6 @@ def test_what_a_verifier_raises_is_raised():
     run({1}, target=1, score=lambda *_: {}["broken"])
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_other_work_is_done_once(waits):
-  done, judged = [], threading.Event()
-
-  def score(some, rolled):
-    if waits:
-      assert judged.wait(10)  # so that the sampler has to wait
-    return scores_of(range(9))(some, rolled)
-
-  def meanwhile():
-    done.append(True)
-    judged.set()
-
-  sampled = run(range(9), target=3, score=score, meanwhile=meanwhile)
-  assert done == [True] and len(sampled.kept) == 3
-
-
 def test_where_the_time_went():
   def slow(seconds, function):
     def called(*args):
@@ -237,14 +220,13 @@ def test_where_the_time_went():
 
   sampled = run(
     {2}, target=1, places=1, order=slow(0.05, lambda held: held),
-    score=slow(0.1, scores_of({2})), meanwhile=slow(0.2, lambda: None),
+    score=slow(0.1, scores_of({2})),
   )  # fmt: skip
   # Three prompts one after the other, each of them judged before the next.
   spent = sampled.spent
   assert spent["score"] >= 0.3
   assert spent["rollout"] >= 0.15
-  # The first verdict comes during the other work.
-  assert spent["score_wait"] >= 0.19
+  assert spent["score_wait"] >= 0.29
   assert spent["rollout_wait"] >= 0.15
 
 
@@ -299,9 +281,7 @@ def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
 def test_no_more_candidates_are_open_than_may_be_needed():
   for target, want in ((9, [[(7, 0), (3, 0)], [(5, 0)]]), (1, [[(7, 0)]])):
     plan = RoundPlan((4, 16), 1)
-    of = dynamic_sampling.Candidates(
-      prompts, [7, 3, 5], target, plan, lambda: None
-    )
+    of = dynamic_sampling.Candidates(prompts, [7, 3, 5], target, plan)
     found = []
     while (more := of.feed(2, False)) is not None:
       found.append(
@@ -316,7 +296,7 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
   pending = dynamic_sampling.SharedCandidates(
-    prompts, [*range(9)], 4, RoundPlan((N,)), lambda: None
+    prompts, [*range(9)], 4, RoundPlan((N,))
   )
 
   def claims(room):
@@ -343,14 +323,27 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
     pending.feed(0, True)
 
 
-def test_a_process_that_waits_for_others_does_other_work_meanwhile(monkeypatch):
-  """Both wait in it for each other, as updates on all devices do."""
-  both = threading.Barrier(2, timeout=30)
-  done = crowds.Crowd(2, monkeypatch).run(
-    lambda i: run({1, 2, 5}, target=3, places=1, meanwhile=both.wait)
-  )
-  assert done[0].kept.tolist() == done[1].kept.tolist()
-  assert both.n_waiting == 0 and not both.broken
+def test_one_process_that_is_to_stop_stops_all(monkeypatch):
+  """All hand in what had ended; a next start samples only the rest."""
+  ended = threading.Event()
+
+  def stopped(i):
+    def order(held):
+      ended.set() if i else ended.wait(30)
+      return held[:1]
+
+    stopping = lambda: i == 1 and ended.is_set()
+    with pytest.raises(Interrupted) as e:
+      run({1, 2}, 2, places=1, order=order, stopping=stopping)
+    return e.value.finished
+
+  with monkeypatch.context() as patch:
+    first, second = crowds.Crowd(2, patch).run(stopped)
+  before = first | second
+  log = []
+  whole = run({1, 2}, 2, sample=sampler_of(3, log=log), before=before)
+  assert before and not {*before} & {c for held in log for c in held}
+  assert whole.kept.tolist() == [False, True, True]
 
 
 def test_a_slow_process_is_seen_by_all(monkeypatch):

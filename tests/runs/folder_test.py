@@ -140,9 +140,7 @@ def test_some_fields_may_change(tmp_path, field):
   check(tmp_path, **{field: type(getattr(config().run, field))(20)})
 
 
-@pytest.mark.parametrize(
-  "how", [{"pipeline": True}, {"reset_stalled": 3}, {"reset_to": "best"}]
-)
+@pytest.mark.parametrize("how", [{"reset_stalled": 3}, {"reset_to": "best"}])
 def test_the_end_is_fixed_where_it_decides_what_comes_before(tmp_path, how):
   folder.write_config(values(**how), tmp_path)
   with pytest.raises(UserError, match=r"run\.steps"):
