@@ -30,9 +30,6 @@ from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.plan.topology import Chip
 from brorl_jax.rollout import dynamic_sampling, sampler, slots, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.dynamic_sampling import Candidates
-from brorl_jax.rollout.sampler import OpenRollouts
-from brorl_jax.rollout.slots import DecodeProgress, ProgramSpec
 from brorl_jax.types import Prompts, Rollouts, Scores
 
 # Of a GPU, a layer: 549 kernels of 3.4 us in 28. Other chips launch none.
@@ -90,7 +87,7 @@ class _Load:
   passes: np.ndarray  # [candidates]
   target: int
   plan: dynamic_sampling.RoundPlan
-  spec: ProgramSpec  # of one row of devices
+  spec: slots.ProgramSpec  # of one row of devices
   prompt: int  # tokens
   rows: int  # of a process
   processes: int
@@ -196,7 +193,7 @@ class _Device:
 class _Process:
   """A process of a step: its candidates and its devices, as in `stream`."""
 
-  def __init__(self, load: _Load, candidates: Candidates):
+  def __init__(self, load: _Load, candidates: dynamic_sampling.Candidates):
     self._load, self._spec, self.candidates = load, load.spec, candidates
     self._places = stream.Places(load.rows, load.each)
     self._devices = [_Device(load) for _ in range(load.rows)]
@@ -225,10 +222,12 @@ class _Process:
     self.idle = not waiting + rows.sum()
     if self.idle:
       return
-    progress = DecodeProgress(*[0] * 9)._replace(waiting=waiting, rows=rows)
+    progress = slots.DecodeProgress(*[0] * 9)._replace(
+      waiting=waiting, rows=rows
+    )
     full = self._load.spec
-    none: Any = (None,) * 4
-    held = OpenRollouts(full, self._spec, *none, progress, 0)
+    none: Any = (None,) * 3
+    held = sampler.OpenRollouts(full, self._spec, *none, progress, 0)
     self._spec = sampler.shrunk(held)
     size = self._spec.lanes * self._spec.slots
     took = [x.advance(size, sampler.SPAN) for x in self._devices]
@@ -272,13 +271,12 @@ def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
     write=notes.__setitem__,
     read=lambda: dict(notes),
   )
-  prompts = lambda p: Prompts(*np.tile(np.array(p), (2, 1, 1)), np.array(p))  # type: ignore
+  texts = lambda p: np.tile(np.array(p, np.int32)[:, None], (2, 1, 1))
+  prompts = lambda p: Prompts(*texts(p), np.array(p, np.int32))
   shared = functools.partial(dynamic_sampling.SharedCandidates, board=board)
-  make: Any = shared if load.processes > 1 else Candidates
-  of = prompts, [*range(len(load.passes))], load.target, load.plan
-  every = [
-    _Process(load, make(*of, usual=usual)) for _ in range(load.processes)
-  ]
+  make: Any = shared if load.processes > 1 else dynamic_sampling.Candidates
+  of = prompts, range(len(load.passes)), load.target, load.plan, usual
+  every = [_Process(load, make(*of)) for _ in range(load.processes)]
   while going := [x for x in every if not x.over]:
     one = min(going, key=lambda x: x.clock)
     for other in every:
@@ -310,9 +308,9 @@ def _lengths(case: Case, shape: tuple[int, int], most: int) -> np.ndarray:
 def _rates(run: Run, phase: Phase, chip: Chip) -> _Rates:
   p, within = run.policy, run.machine.axes.within
   total = sum(x.size for x in jax.tree.leaves(p.shapes))
-  unread = (
-    3 * p.layers * p.width * p.mlp * max(p.experts - p.experts_per_token, 0)
-  )
+  total -= (not p.tied) * p.vocab * p.width  # the embedding: a row of a token
+  idle = max(p.experts - p.experts_per_token, 0)
+  unread = 3 * p.layers * p.width * p.mlp * idle
   return _Rates(
     _LAUNCH_S * p.layers * (chip.platform == "gpu"),
     _COPIED * chip.bandwidth,

@@ -91,7 +91,7 @@ def test_the_papers_run_fits_machines_not_here(
 @pytest.mark.slow
 @CUDA
 def test_the_papers_run_asks_few_things_of_eight_h100():
-  read = plan("h100:1x8", "launch.bench.roofline", *FAST)
+  read = plan("h100:1x8", "launch.bench.ahead", *FAST)
   of = {p["name"]: p for p in read["programs"]}
   # A token of a policy that no devices share asks none of them.
   assert of["decode"]["messages"] == []

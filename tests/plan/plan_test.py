@@ -44,7 +44,7 @@ def chosen(axes=ONE, policy=SMALL, **changes):
 def test_work_spreads_evenly_over_the_mesh():
   of = dict(n=512, in_flight=8192, rows=32, samples=16384)
   settled(config(**of, blocks=16), axes=Axes(fsdp=8))
-  both = "3 groups ... in_flight = 8192 ... of 768 ... blocks = 16 ... of 3"
+  both = "3 groups ... in_flight = 8192 ... of 256 ... blocks = 16 ... of 3"
   with refuses(ValueError, both):
     settled(config(**of, blocks=16), axes=Axes(fsdp=3))
   with refuses(ValueError, "blocks = 6 ... multiple of 4"):

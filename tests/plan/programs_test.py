@@ -25,7 +25,7 @@ from brorl_jax.plan.programs import (
 )
 from brorl_jax.rollout import prefixes, stream
 from brorl_jax.rollout import programs as rollout_programs
-from launch.bench.roofline.hlo import Text
+from launch.bench.ahead.hlo import Text
 
 MIB = 2**20
 # What XLA compiles in a step, by the name in the list.

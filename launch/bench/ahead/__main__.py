@@ -1,10 +1,10 @@
-"""The roofline of a run on a machine that need not be here.
+"""Kernels and messages of a run on a machine that need not be here.
 
-  python -m launch.bench.roofline --config=n512:1p5b --topology=h100:1x8 --fast
+  python -m launch.bench.ahead --config=n512:1p5b --topology=h100:1x8 --fast
 
 It compiles every program of the run, as `--mode=plan --topology=` does, and
-prints their kernels, the messages between devices, and the seconds of a step at
-best; then all of it as one line of JSON.
+prints their kernels and the messages between devices; then all of it as one
+line of JSON.
 """
 
 import dataclasses
@@ -20,9 +20,8 @@ from brorl_jax.main import plan, settings
 from brorl_jax.many import meshes
 from brorl_jax.plan import programs, topology
 from brorl_jax.plan.programs import CompileJob, Program, training_spec
-from launch.bench.roofline import costs, hlo
-from launch.bench.roofline.costs import Schedule, Speed
-from launch.bench.roofline.hlo import Collective
+from launch.bench.ahead import hlo
+from launch.bench.ahead.hlo import Collective
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -81,34 +80,12 @@ def messages(found: dict[str, Launched]) -> Iterator[str]:
         )
 
 
-def time(
-  step: Schedule, found: dict[str, Launched], speed: Speed
-) -> Iterator[str]:
-  """A line for every part of a step, and the run."""
-  yield (
-    f"  {'roofline of a step':22}   calls  TFLOP each  GB each     links  "
-    "seconds"
-  )
-  for part in step.parts:
-    links = costs.link_seconds(found[part.name].sent, speed) * part.calls
-    yield (
-      f"  {part.name:22} {part.calls:7.0f} {part.work.flops / 1e12:11.2f} "
-      f"{part.work.bytes / 1e9:8.1f} {links:7.1f} s {part.seconds:8.1f}"
-    )
-  yield (
-    f"  a step of {step.rollouts:,} rollouts of {step.tokens:,.0f} tokens: "
-    f"{step.seconds:,.0f} s at best, {step.rollouts_per_hour:,.0f} rollouts "
-    f"per hour; {step.steps} steps: {step.device_hours:,.0f} device-hours"
-  )
-
-
 def show(
   job: CompileJob,
   where: topology.Topology,
   found: dict[str, Launched],
-  speed: Speed | None,
 ) -> None:
-  """Prints kernels, messages, seconds if the speed is known, and the JSON."""
+  """Prints kernels, messages, and the JSON."""
   print(programs.title(job, where), f"  {'kernels of a call':22}", sep="\n")
   for name, program in found.items():
     token = program.token_kernels
@@ -132,21 +109,6 @@ def show(
       for name, program in found.items()
     ],
   }
-  if speed is not None:
-    sent = {name: program.sent for name, program in found.items()}
-    step = costs.step_of(job, sent, speed)
-    print("time", *time(step, found, speed), sep="\n")
-    line |= {
-      "tokens": step.tokens,
-      "step_seconds": step.seconds,
-      "device_hours": step.device_hours,
-      "rollouts_per_hour": step.rollouts_per_hour,
-      "parts": [
-        {"name": p.name, "calls": p.calls, **dataclasses.asdict(p.work)}
-        | {"seconds": p.seconds}
-        for p in step.parts
-      ],
-    }
   print(json.dumps(line))
 
 
@@ -162,7 +124,7 @@ def main(_: list[str]) -> None:
     each = meshes.part(mesh, where.processes)
     job = CompileJob(run, run.phases[0], mesh, each, fast=flags.FLAGS.fast)
     every = programs.compile_all(job, where)
-    show(job, where, launched(job, every), costs.speed_of(where))
+    show(job, where, launched(job, every))
   except (UserError, ValueError) as e:
     raise SystemExit(f"error: {e}") from None
 
