@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -218,11 +218,10 @@ def _fill_blocks(
 
 
 def blocks(
-  rollouts: Rollouts, distinct: Distinct, rows: int
+  distinct: Distinct, lengths: Iterable[np.ndarray], rows: int
 ) -> Iterator[Block]:
   """Each group's distinct rollouts in blocks of `rows`, the longest first."""
-  for p, (first, count) in distinct:
-    length = rollouts.mask[p, first].sum(axis=1)
+  for (p, (first, count)), length in zip(distinct, lengths, strict=True):
     # Sorted, 512 lengths spread evenly over 1 to 1,024 pad to 684 on average in
     # blocks of 32; unsorted, nearly every block has one of more than 512.
     order = np.argsort(-length, kind="stable")
@@ -246,22 +245,12 @@ def most_rows(rollouts: int, prompt: int, length: int) -> int:
 
 
 def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
-  """Assigns blocks to lengths. All devices compute a microbatch together, which
-  costs as much as its longest block: so each has the longest of those that are
-  left, of all groups. Only the last one may have empty blocks.
-  """
-  by_length = {length: [] for length in layout.lengths}
-  S, positions, start = source.prompts.tokens.shape[1], 0, 0
-  every = list(blocks(source.rollouts, distinct, layout.rows))
-  every.sort(key=lambda block: -block.length)
-  cost = lambda length: layout.blocks_of(length) * (S + layout.rows * length)
-  while start < len(every):
-    fitting = [x for x in layout.lengths if x >= every[start].length]
-    whole = [x for x in fitting if layout.blocks_of(x) >= len(every) - start]
-    length = min(whole, key=cost, default=fitting[0])
-    end = start + layout.blocks_of(length)
-    by_length[length] += every[start:end]
-    start, positions = end, positions + cost(length)
+  """Blocks of all groups, see `assigned`."""
+  mask = source.rollouts.mask
+  lengths = [mask[p, first].sum(axis=1) for p, (first, _) in distinct]
+  every = list(blocks(distinct, lengths, layout.rows))
+  S = source.prompts.tokens.shape[1]
+  by_length, positions = assigned(every, S, layout)
   fill = functools.partial(_fill_blocks, source, layout)
   later = (
     _later(these, layout.blocks_of(length), functools.partial(fill, length))
@@ -274,6 +263,28 @@ def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
     sum(len(block.rollout) for block in every),
     [*itertools.chain(*later)],
   )
+
+
+def assigned(
+  every: list[Block], S: int, layout: Layout
+) -> tuple[dict[int, list[Block]], int]:
+  """Blocks by the length to which they are padded, and positions computed. All
+  devices compute a microbatch together, which costs as much as its longest
+  block: so each has the longest of those that are left, of all groups. Only the
+  last one may have empty blocks.
+  """
+  by_length = {length: [] for length in layout.lengths}
+  positions, start = 0, 0
+  every = sorted(every, key=lambda block: -block.length)
+  cost = lambda length: layout.blocks_of(length) * (S + layout.rows * length)
+  while start < len(every):
+    fitting = [x for x in layout.lengths if x >= every[start].length]
+    whole = [x for x in fitting if layout.blocks_of(x) >= len(every) - start]
+    length = min(whole, key=cost, default=fitting[0])
+    end = start + layout.blocks_of(length)
+    by_length[length] += every[start:end]
+    start, positions = end, positions + cost(length)
+  return by_length, positions
 
 
 class Tree(NamedTuple):

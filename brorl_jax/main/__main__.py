@@ -162,7 +162,7 @@ _MEAN_TOKENS = flags.DEFINE_float(
   "mean_tokens",
   None,
   "--mode=plan: mean length of a response in the step whose seconds it prints; "
-  "by default sampling.mean_tokens, or .46 of the longest.",
+  "by default sampling.mean_tokens, or half of the longest.",
 )
 _PASS_RATE = flags.DEFINE_float(
   "pass_rate", 0.62, "--mode=plan: share of the prompts that such a step keeps."

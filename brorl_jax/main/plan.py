@@ -20,7 +20,6 @@ from brorl_jax.verdicts import own
 # The config.json of the language models that presets name.
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
 _USUAL = "h100:1x8"  # without accelerators, for presets that are meant for them
-_OF_LONGEST = 0.46  # 7,000 of 15,360: what the mean response is thought to have
 
 
 @as_user_error(ValueError)
@@ -42,10 +41,9 @@ def run(
   for phase in this.phases:
     _show(this, phase)
     if where is not None and where.name.kind in topology.CHIPS:
-      most = phase.config.sampling.max_new_tokens
-      usual = phase.config.sampling.mean_tokens or _OF_LONGEST * most
-      case = step_time.Case(mean_tokens or usual, pass_rate)
-      _show_time(this, phase, where, case)
+      s = phase.config.sampling
+      mean = mean_tokens or s.mean_tokens or s.max_new_tokens / 2
+      _show_time(this, phase, where, step_time.Case(mean, pass_rate))
   examples.check_data(c.data, own=bool(judges))
   if c.data.files and this.tokenizer is not None:
     read = examples.Examples(c, this.text)

@@ -357,22 +357,20 @@ class Recorder:
     if not finished:
       return
     out = jax.tree.map(lambda *x: np.concatenate(x), *finished.values())
-    path = self.workdir / "sampled" / f"step_{step}.{jax.process_index()}.npz"
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-      np.savez(
-        file,
-        key=self._key,
-        chunks=np.array([*finished]),
-        tokens=out.tokens[out.mask],
-        logp=out.logp[out.mask],
-        length=out.mask.sum(axis=2),
-        truncated=out.truncated,
-        slot_steps=out.slot_steps,
-      )
-      os.fsync(file.fileno())
-    part.replace(path)
+    name = f"{jax.process_index()}.npz"
+    part = self.workdir / "sampled" / f"part.{name}"
+    part.parent.mkdir(exist_ok=True)
+    np.savez(
+      part,
+      key=self._key,
+      chunks=np.array([*finished]),
+      tokens=out.tokens[out.mask],
+      logp=out.logp[out.mask],
+      length=out.mask.sum(axis=2),
+      truncated=out.truncated,
+      slot_steps=out.slot_steps,
+    )
+    part.replace(part.with_name(f"step_{step}.{name}"))
 
   def sampled(self, step: int) -> Finished:
     """What an interrupted start has sampled of this step. Files of other steps

@@ -42,7 +42,6 @@ _SENT = 87e6  # bytes/s of groups that a process packs and sends to the others
 # Spread of log lengths over prompts, and over the rollouts of one.
 _PROMPTS, _ROLLOUTS = 0.4, 0.55
 _SCORED_S = 2.0  # from the last rollout of a round to its verdict
-_LOOK_S = 0.05  # between two looks of a process that has nothing to do
 _FILLED = 0.6  # of the longest prompt, on average
 
 
@@ -95,11 +94,10 @@ class _Load:
   rates: _Rates
 
   def score(self, prompts: Prompts, rollouts: Rollouts) -> Scores:
-    """A prompt that passes is right once, another never."""
-    ones = np.ones(rollouts.truncated.shape, bool)
-    reward = np.zeros(ones.shape, np.float32)
-    reward[:, 0] = self.passes[prompts.index]
-    return Scores(reward, ones, ones, ones.astype(object))
+    """A prompt that passes is right always, another never."""
+    ones = rollouts.mask[..., 0]
+    reward = (ones * self.passes[prompts.index, None]).astype(np.float32)
+    return Scores(reward, ones.astype(int), ones, ones.astype(object))
 
 
 class _Chunk:
@@ -107,7 +105,7 @@ class _Chunk:
 
   def __init__(self, place: int, lengths: Iterable[int]):
     self.place, self.running = place, 0  # place -1: no prompt
-    self.left = collections.deque(int(n) - 1 for n in lengths if n > 1)
+    self.left = collections.deque(n - 1 for n in lengths if n > 1)
 
   @property
   def done(self) -> bool:
@@ -135,7 +133,7 @@ class _Device:
   def waiting(self) -> int:
     return sum(len(x.left) for x in itertools.chain(*self._lanes, self.todo))
 
-  def advance(self, rows: int, steps: int) -> tuple[float, float, int]:
+  def advance(self, rows: int, steps: int) -> tuple[float, int, int]:
     """Decodes until the host must act: seconds, tokens and steps of it."""
     seconds, tokens, begin = 0.0, 0, self._step
     again, end = True, begin + steps
@@ -181,13 +179,19 @@ class _Device:
     return 0 < sum(held) * slots.IDLE_SHARE >= len(held)
 
   def _shift(self) -> None:
-    while done := [lane for lane in self._lanes if lane[0].done]:
-      if not self.todo and all(x.place < 0 for lane in done for x in lane):
-        return
-      for lane in done:
+    """As `slots.shift`."""
+    moves = gains = self._lanes
+    while moves or gains:
+      held = lambda lane: bool(self.todo) or any(x.place >= 0 for x in lane)
+      moves = [lane for lane in self._lanes if lane[0].done and held(lane)]
+      gains = [lane for lane in self._lanes if lane[-1].place < 0 and self.todo]
+      for lane in moves:
         if (first := lane.pop(0)).place >= 0:
           self.finished.append(first.place)
-        lane.append(self.todo.popleft() if self.todo else _Chunk(-1, ()))
+        lane.append(_Chunk(-1, ()))
+      for lane in moves + [x for x in gains if x not in moves]:
+        if self.todo:
+          lane[-1] = self.todo.popleft()
 
 
 class _Process:
@@ -198,7 +202,7 @@ class _Process:
     self._places = stream.Places(load.rows, load.each)
     self._devices = [_Device(load) for _ in range(load.rows)]
     self.clock, self.over, self.idle = 0.0, False, False
-    self.busy, self.slot_steps = 0.0, 0
+    self.busy = self.slot_steps = 0
     # (when it is there, number, future, prompts) of each verdict
     self._verdicts: list[tuple[float, int, futures.Future, Prompts]] = []
 
@@ -222,13 +226,10 @@ class _Process:
     self.idle = not waiting + rows.sum()
     if self.idle:
       return
-    progress = slots.DecodeProgress(*[0] * 9)._replace(
-      waiting=waiting, rows=rows
-    )
+    progress = types.SimpleNamespace(waiting=waiting, rows=rows)
     full = self._load.spec
-    none: Any = (None,) * 3
-    held = sampler.OpenRollouts(full, self._spec, *none, progress, 0)
-    self._spec = sampler.shrunk(held)
+    held: Any = full, self._spec, None, (), None, progress, 0
+    self._spec = sampler.shrunk(sampler.OpenRollouts(*held))
     size = self._spec.lanes * self._spec.slots
     took = [x.advance(size, sampler.SPAN) for x in self._devices]
     self.clock += max(seconds for seconds, _, _ in took)
@@ -247,18 +248,19 @@ class _Process:
     batch, at = self._places.put(more)
     for i in np.flatnonzero(batch.real):
       p, n = int(batch.prompts.index[i]), int(batch.offset[i])
-      chunk = _Chunk(int(at[i]), load.lengths[p, n : n + load.plan.chunk])
-      self._devices[i // self._places.visited].todo.append(chunk)
+      own = load.lengths[p, n : n + load.plan.chunk].tolist()
+      device = self._devices[i // self._places.visited]
+      device.todo.append(_Chunk(int(at[i]), own))
     most = batch.real.reshape(load.rows, -1).sum(axis=1).max()
     self.clock += most * load.prompt * load.rates.token / load.rates.operations
 
   def judge(self, now: float) -> None:
     """The verdicts that are there by now."""
     good = lambda group: group.scores.reward.any(axis=1)
-    while self.next_verdict <= now:
+    while self._verdicts and self.next_verdict <= now:
       _, _, future, prompts = heapq.heappop(self._verdicts)
-      none = np.zeros((1, self._load.plan.chunk, 1), np.int32)
-      made = Rollouts(none, none, none == 0, none[..., 0] > 0, np.zeros(1))
+      x = np.ones((1, self._load.plan.chunk, 1), np.int32)
+      made = Rollouts(x, x / 1, x > 0, x[..., 0] < 0, np.zeros(1))
       of = self.candidates, self._load.score, good, prompts, made
       future.set_result(dynamic_sampling.judge(*of))
 
@@ -266,15 +268,13 @@ class _Process:
 def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
   """Seconds, candidates that count and others, share of slots that are busy."""
   claims, notes = set[int](), dict[int, str]()
-  board = types.SimpleNamespace(
-    claim=lambda i: i not in claims and not claims.add(i),
-    write=notes.__setitem__,
-    read=lambda: dict(notes),
-  )
-  texts = lambda p: np.tile(np.array(p, np.int32)[:, None], (2, 1, 1))
-  prompts = lambda p: Prompts(*texts(p), np.array(p, np.int32))
-  shared = functools.partial(dynamic_sampling.SharedCandidates, board=board)
-  make: Any = shared if load.processes > 1 else dynamic_sampling.Candidates
+  claim = lambda i: i not in claims and not claims.add(i)
+  told = {"write": notes.__setitem__, "read": notes.copy}
+  board = types.SimpleNamespace(claim=claim, **told)
+  index = lambda p: np.array(p, np.int32)
+  text = lambda p: index(p)[:, None]
+  prompts = lambda p: Prompts(text(p), text(p) >= 0, index(p))
+  make = functools.partial(dynamic_sampling.SharedCandidates, board=board)
   of = prompts, range(len(load.passes)), load.target, load.plan, usual
   every = [_Process(load, make(*of)) for _ in range(load.processes)]
   while going := [x for x in every if not x.over]:
@@ -285,7 +285,7 @@ def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
     if one.idle and not one.over:  # until another has something to tell
       clocks = [x.clock for x in going if not x.idle]
       later = min([*clocks, *(x.next_verdict for x in every)])
-      one.clock = max(one.clock + _LOOK_S, later)
+      one.clock = max(one.clock + dynamic_sampling.LOOK_S, later)
   count = every[0].candidates.suffices() or 0
   given = max(x.candidates.given for x in every)
   busy = sum(x.busy for x in every) / sum(x.slot_steps for x in every)
@@ -297,20 +297,16 @@ def _lengths(case: Case, shape: tuple[int, int], most: int) -> np.ndarray:
   rng = np.random.default_rng(case.seed)
   spread = _PROMPTS * rng.normal(size=(shape[0], 1))
   spread = np.exp(spread + _ROLLOUTS * rng.normal(size=shape))
-  low, high = 1.0, 1e3 * most
-  for _ in range(60):
-    middle = (low * high) ** 0.5
-    short = np.minimum(spread * middle, most).mean() < case.mean_tokens
-    low, high = (middle, high) if short else (low, middle)
-  return np.clip(spread * low, 1, most).astype(int)
+  for _ in range(100):  # it converges
+    spread *= case.mean_tokens / np.minimum(spread, most).mean()
+  return np.clip(spread, 1, most).astype(int)
 
 
 def _rates(run: Run, phase: Phase, chip: Chip) -> _Rates:
   p, within = run.policy, run.machine.axes.within
   total = sum(x.size for x in jax.tree.leaves(p.shapes))
   total -= (not p.tied) * p.vocab * p.width  # the embedding: a row of a token
-  idle = max(p.experts - p.experts_per_token, 0)
-  unread = 3 * p.layers * p.width * p.mlp * idle
+  unread = 3 * p.layers * p.width * p.mlp * (p.experts - p.experts_per_token)
   return _Rates(
     _LAUNCH_S * p.layers * (chip.platform == "gpu"),
     _COPIED * chip.bandwidth,
@@ -331,9 +327,8 @@ def step_time(run: Run, phase: Phase, chip: Chip, case: Case) -> StepTime:
   most, target, n = c.sampling.max_new_tokens, c.sampling.prompts, c.sampling.n
   if not 1 <= case.mean_tokens < most or not 0 < case.pass_rate <= 1:
     raise ValueError(
-      f"--mean_tokens={case.mean_tokens:g} must be at least 1 and below "
-      f"sampling.max_new_tokens = {most}, --pass_rate={case.pass_rate:g} above "
-      "0 and at most 1"
+      f"--mean_tokens={case.mean_tokens:g} must be 1 or more, and below "
+      f"{most}, --pass_rate={case.pass_rate:g} above 0, and at most 1"
     )
   count = 64 + int(2 * target / case.pass_rate)
   lengths = _lengths(case, (count, n), most)
@@ -366,18 +361,13 @@ def _updated(
   phase: Phase, lengths: Int[np.ndarray, "P N"], load: _Load
 ) -> tuple[float, float, float]:
   """Seconds of the passes that score, of the updates, and share of padding."""
-  c, r, positions, tokens = phase.config, load.rates, 0, 0
+  c, r, n, positions, tokens = phase.config, load.rates, lengths.shape[1], 0, 0
   for at in packing.split(len(lengths), c.optim.minibatches, (0, 0)):
-    read = np.full((len(at), c.data.prompt_tokens), _FILLED)
-    prompts = types.SimpleNamespace(tokens=read, mask=read)
-    # Packing sums the mask over tokens. A real one has a GB.
-    rollouts = types.SimpleNamespace(mask=lengths[at][..., None])
-    source: Any = types.SimpleNamespace(prompts=prompts, rollouts=rollouts)
-    all_of: Any = [
-      (p, (np.arange(lengths.shape[1]),) * 2) for p in range(len(at))
-    ]
-    plan = packing.plan_blocks(source, all_of, phase.layout)
-    positions, tokens = positions + plan.positions, tokens + plan.tokens
+    distinct = [(p, (np.arange(n), np.ones(n, int))) for p in range(len(at))]
+    every = [*packing.blocks(distinct, lengths[at], phase.layout.rows)]
+    _, more = packing.assigned(every, c.data.prompt_tokens, phase.layout)
+    positions += more
+    tokens += sum(load.prompt + block.tokens for block in every)
   seen = load.prompt + (lengths**2).sum() / (2 * lengths.sum())
   each = (r.token + r.attention * seen) / (r.operations * _UPDATED)
   forward = positions * each / (load.rows * load.processes)

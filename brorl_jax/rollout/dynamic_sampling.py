@@ -41,7 +41,7 @@ from brorl_jax.types import (
 _DRAWS = itertools.count()
 _STOP = -1  # in place of a candidate: one of the processes is to stop
 # How often a process with idle devices looks for verdicts of others.
-_LOOK_S = 0.05
+LOOK_S = 0.05
 # Verdicts that the pass rate of the step before counts for: the first few of a
 # step move the number of candidates in progress by a tenth each.
 _USUAL = 32
@@ -317,7 +317,7 @@ class SharedCandidates(Candidates):
       if not idle or self.given == len(self._good):
         return None
       with self.clock("score_wait" if self.judged else "process_wait"):
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
 
   def publish(self, p: int, good: bool) -> None:
     self._board.write(self._place[p], str(int(good)))

@@ -461,30 +461,34 @@ def _first_done(state: DecodeState, queue: RolloutQueue) -> Bool[Array, " A"]:
 
 
 def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
-  """Lanes whose first prompt is done move on to their next prompts."""
+  """Lanes whose first prompt is done move on, and free places are filled."""
   P, _ = queue.sizes
 
-  def moves(state):
-    # A last prompt moves on too: a first one that is done is handed out.
-    more = jnp.any(state.window < P, axis=1) | (upcoming(state) < P)
-    return jnp.any(_first_done(state, queue) & more)
+  def lanes(state):
+    """Which move on to their next prompt, and which get another one."""
+    more, free = upcoming(state) < P, state.window == P
+    moves = _first_done(state, queue) & (~jnp.all(free, axis=1) | more)
+    return moves, moves | (free[:, -1] & more)
 
   def move(state):
-    done = _first_done(state, queue)
+    moves, gains = lanes(state)
     started = queue.waiting[state.window[:, 0]]
-    # The next prompts, lane by lane; P when there are none.
-    new = state.todo[jnp.minimum(state.next + jnp.cumsum(done) - 1, P)]
-    last = jnp.where(done, new, state.window[:, -1])
-    rest = jnp.where(done[:, None], state.window[:, 1:], state.window[:, :-1])
+    # The next prompts, first to lanes that move; P when there are none.
+    each = jnp.cumsum(moves), jnp.sum(moves) + jnp.cumsum(gains & ~moves)
+    new = state.next + jnp.where(moves, *each) - 1
+    new = state.todo[jnp.minimum(new, P)]
+    last = jnp.where(gains, new, state.window[:, -1])
+    rest = jnp.where(moves[:, None], state.window[:, 1:], state.window[:, :-1])
     return dataclasses.replace(
       state,
-      next=jnp.minimum(state.next + jnp.sum(done, dtype=jnp.int32), P),
+      next=jnp.minimum(state.next + jnp.sum(gains, dtype=jnp.int32), P),
       window=jnp.concatenate([rest, last[:, None]], axis=1),
-      started=jnp.where(done, state.started - started, state.started),
+      started=jnp.where(moves, state.started - started, state.started),
     )
 
   # A loop: all rollouts of the next prompt may have ended at their first token.
-  return jax.lax.while_loop(moves, move, state)
+  more = lambda state: jnp.any(lanes(state)[1])
+  return jax.lax.while_loop(more, move, state)
 
 
 def upcoming(state: DecodeState, ahead: int = 0) -> Int[Array, ""]:

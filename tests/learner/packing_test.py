@@ -89,7 +89,9 @@ def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
   for p in range(P):
     first, _ = out.distinct(p)
     mine = []
-    for block in packing.blocks(out, distinct_of(out), 3):
+    every = distinct_of(out)
+    length = [out.mask[p, first].sum(axis=1) for p, (first, _) in every]
+    for block in packing.blocks(every, length, 3):
       if block.prompt == p:
         length = out.mask[p, block.rollout].sum(axis=1).tolist()
         assert block.length == max(length) and len(length) <= 3
