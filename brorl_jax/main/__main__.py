@@ -37,7 +37,7 @@ def interrupt(signum, frame) -> None:
 
 def terminate(signum, frame):
   """Ends a run, with all its processes, before it trains; while it trains
-  the signal ends it after the step, see `train.Stop`.
+  the signal gives up the step, see `train.Stop`.
   """
   del frame
   try:

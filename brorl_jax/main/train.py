@@ -395,7 +395,7 @@ def no_closed_loops() -> Iterator[None]:
 
 
 class Stop:
-  """What all processes agree on at the end of a step. The first SIGTERM, or a
+  """Whether the run is to stop, in which all agree. The first SIGTERM, or a
   SIGHUP, asks for the end; a second SIGTERM ends this process at once.
   """
 
