@@ -163,8 +163,8 @@ def _language_model(c: Any) -> None:
   # These follow from the devices: nothing that the paper states does.
   c.sampling.in_flight = c.optim.rows = c.optim.blocks = 0
   c.sampling.slots = 0  # as many as fit; responses are long
-  # The mean is unknown. A step on 64 H100 takes .72 of its time with keys of one
-  # byte (simulated); weights of the loss correct for what they change.
+  # The mean is unknown. A step on 64 H100 takes .72 of its time with int8 keys
+  # (simulated); weights of the loss correct for what they change.
   c.sampling.mean_tokens, c.sampling.int8_cache = 7000, True
   c.data.prompt_tokens = 1024
   c.sampling.max_new_tokens = 15360  # stated: a context window of 16,384
