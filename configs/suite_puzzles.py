@@ -20,7 +20,6 @@ from typing import Any
 from brorl_jax.configs import suite
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import Family
-from brorl_jax.verdicts.gym import tables
 
 COUNT = 100
 _TRIES = 20 * COUNT  # puzzles of a task, at most
@@ -30,7 +29,7 @@ ANSWERS = {"rubiks_cube": "example_correct_answer"}
 
 def stored(name: str, count: int = COUNT) -> Iterator[Mapping[str, Any]]:
   """Distinct puzzles of a task that is not generated in a run."""
-  data = tables.library().create_dataset(name, seed=0, size=_TRIES)
+  data = gym.library().create_dataset(name, seed=0, size=_TRIES)
   asked = set[str]()
   for i in range(_TRIES):
     with contextlib.redirect_stdout(io.StringIO()):  # bf prints

@@ -353,6 +353,18 @@ def test_a_run_keeps_the_memory_that_it_began_with(tmp_path):
   assert again.policy.target.memory_bytes == 2**33
 
 
+@pytest.mark.parametrize("rounds, n, rows, chunk", [
+  ((), 512, 1, 512), ((), 512, 8, 32), ((), 512, 3, 128), ((), 512, 64, 32),
+  ((), 96, 2, 32), ((), 16, 8, 16), ((16, 64, 512), 512, 8, 16),
+  ((128, 512), 512, 2, 32),
+])  # fmt: skip
+def test_rollouts_of_a_prompt_lie_on_all_rows_of_devices(
+  rounds, n, rows, chunk
+):
+  c = one_step.config(n=n, samples=2 * n, rounds=rounds)
+  assert resolve.chunk_of(c.sampling, rows) == chunk
+
+
 @pytest.mark.parametrize("rows, processes", [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("fields, most", [
   ({"n": 16, "samples": 64}, 4),
