@@ -124,7 +124,7 @@ def _show(this: Run, phase: Phase) -> None:
   count = this.machine.processes
   many = f" of {count} processes" if count > 1 else ""
   if (idle := count - c.sampling.prompts) > 0:
-    few = f"never have a prompt: a step has {c.sampling.prompts}"
+    few = f"need no prompt if all are kept: a step has {c.sampling.prompts}"
     print(f"{idle} of {count} processes {few}")
   form, shared = sampling.form(phase), ""
   if form != plans.rollouts.line():

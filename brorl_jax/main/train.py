@@ -168,12 +168,9 @@ def stages(
   )
 
 
-def _stages_at(
-  this: Run, examples: Examples, scorer: Scorer, store: Store, step: int
-) -> train.Stages:
+def _stages_at(each: list[Any], step: int) -> train.Stages:
   """With what changes, in the first step of a phase."""
-  phase = next(x for x in reversed(this.phases) if x.since <= step)
-  made = stages(this, phase, examples, scorer, store)
+  phase, made = next(x for x in reversed(each) if x[0].since <= step)
   if step != phase.since or phase.changed is None:
     return made
   return made._replace(changed=dict(phase.changed))
@@ -228,7 +225,8 @@ def _train(
     part=states.saved,
     whole=states.restored,
   )
-  stages_at = functools.partial(_stages_at, this, examples, scorer, store)
+  each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
+  stages_at = functools.partial(_stages_at, each)
   stop = Stop()
   with recorder, processes.last_word(recorder.cut):
     try:

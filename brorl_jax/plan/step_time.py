@@ -278,14 +278,14 @@ def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
   of = prompts, range(len(load.passes)), load.target, load.plan, usual
   every = [_Process(load, make(*of)) for _ in range(load.processes)]
   while going := [x for x in every if not x.over]:
-    one = min(going, key=lambda x: x.clock)
-    for other in every:
-      other.judge(one.clock)
-    one.turn()
-    if one.idle and not one.over:  # until another has something to tell
-      clocks = [x.clock for x in going if not x.idle]
-      later = min([*clocks, *(x.next_verdict for x in every)])
-      one.clock = max(one.clock + dynamic_sampling.LOOK_S, later)
+    one = min(going, key=lambda x: np.inf if x.idle else x.clock)
+    now = min(x.next_verdict for x in every)
+    if one.idle or now <= one.clock:  # verdicts come, and all look again
+      for x in every:
+        x.judge(now)
+        x.clock, x.idle = max(x.clock, now) if x.idle else x.clock, False
+    else:
+      one.turn()
   count = every[0].candidates.suffices() or 0
   given = max(x.candidates.given for x in every)
   busy = sum(x.busy for x in every) / sum(x.slot_steps for x in every)

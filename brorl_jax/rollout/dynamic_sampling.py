@@ -41,7 +41,7 @@ from brorl_jax.types import (
 _DRAWS = itertools.count()
 _STOP = -1  # in place of a candidate: one of the processes is to stop
 # How often a process with idle devices looks for verdicts of others.
-LOOK_S = 0.05
+_LOOK_S = 0.05
 # Verdicts that the pass rate of the step before counts for: the first few of a
 # step move the number of candidates in progress by a tenth each.
 _USUAL = 32
@@ -317,7 +317,7 @@ class SharedCandidates(Candidates):
       if not idle or self.given == len(self._good):
         return None
       with self.clock("score_wait" if self.judged else "process_wait"):
-        time.sleep(LOOK_S)
+        time.sleep(_LOOK_S)
 
   def publish(self, p: int, good: bool) -> None:
     self._board.write(self._place[p], str(int(good)))
@@ -504,11 +504,12 @@ def collect(
     try:
       for done, rollouts in sample(pending.feed):
         pending.add_finished(done, rollouts)
-    except Enough:  # all that counts is decided
-      pending.judged.clear()
-      thread.shutdown(wait=False, cancel_futures=True)
+    except Enough:  # the verdicts that count are known, or being handed in
+      thread.shutdown(cancel_futures=True)
+      pending.judged = [x for x in pending.judged if not x.cancelled()]
   if any(processes.gather(pending.stopped)):
     raise Interrupted(pending.before | pending.finished)
+  pending.before.clear()  # of prompts that are not needed
   count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent
   # First, since groups without a verdict are not kept.

@@ -272,6 +272,7 @@ def test_tables_and_a_line_of_json(show):
     "name": "prefill", "held_bytes": 2 * MIB, "temp_bytes": MIB,
     "new_bytes": 2 * MIB, "peak_bytes": 5 * MIB,
   }  # fmt: skip
+  assert read.pop("estimated_bytes")["gradient"] > 0
   assert read == {
     "topology": "cpu:1x8", "devices": 8, "pool_bytes": made.POOL, "fits": True,
     "checkpoint_bytes": saved,
