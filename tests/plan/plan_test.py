@@ -273,9 +273,10 @@ def test_a_preset_for_accelerators_is_planned_for_them(
   monkeypatch.setattr(spec, "here", lambda: Target("cpu", 1, GIB))
   monkeypatch.setattr(topology, "prepare", prepare)
   monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", ".92")
-  c = settings.typed(n512.get_config("1p5b"))
-  where = plan_command.assumed(c, topology.named(text, fast=False))
-  plan_command.run(plan_command.resolved(c, where), where)
+  c = n512.get_config("1p5b")
+  typed = settings.typed(c)
+  where = plan_command.assumed(typed, topology.named(text, fast=False))
+  plan_command.run(plan_command.resolved(typed, where), where)
   said = capsys.readouterr().out
   assert all(part in said for part in on.split(" ... "))
   assert ("need no prompt" in said) == ("need no" in on)
