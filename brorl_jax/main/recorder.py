@@ -356,21 +356,22 @@ class Recorder:
     """Writes sampled/step_N.PROCESS.npz; see `sampled`."""
     if not finished:
       return
-    out = jax.tree.map(lambda *x: np.concatenate(x), *finished.values())
-    name = f"{jax.process_index()}.npz"
-    part = self.workdir / "sampled" / f"part.{name}"
+    every = [*finished.values()]
+    of = lambda take: np.concatenate([take(x) for x in every])
+    part = self.workdir / "sampled" / f"part.{jax.process_index()}.npz"
     part.parent.mkdir(exist_ok=True)
     np.savez(
       part,
       key=self._key,
       chunks=np.array([*finished]),
-      tokens=out.tokens[out.mask],
-      logp=out.logp[out.mask],
-      length=out.mask.sum(axis=2),
-      truncated=out.truncated,
-      slot_steps=out.slot_steps,
+      most=every[0].mask.shape[2],
+      tokens=of(lambda x: x.tokens[x.mask]),
+      logp=of(lambda x: x.logp[x.mask]),
+      length=of(lambda x: x.mask.sum(axis=2)),
+      truncated=of(lambda x: x.truncated),
+      slot_steps=of(lambda x: x.slot_steps),
     )
-    part.replace(part.with_name(f"step_{step}.{name}"))
+    part.replace(part.with_name(part.name.replace("part", f"step_{step}")))
 
   def sampled(self, step: int) -> Finished:
     """What an interrupted start has sampled of this step. Files of other steps
@@ -548,7 +549,7 @@ def read_sampled(path: pathlib.Path, key: str) -> Finished:
     if str(file["key"]) != key:
       return {}
     length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))
-    mask = np.arange(length.max()) < length[..., None]
+    mask = np.arange(file["most"]) < length[..., None]
     whole = np.zeros(mask.shape, tokens.dtype), np.zeros(mask.shape, logp.dtype)
     whole[0][mask], whole[1][mask] = tokens, logp
     out = types.Rollouts(*whole, mask, file["truncated"], file["slot_steps"])

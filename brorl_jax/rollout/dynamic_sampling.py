@@ -43,7 +43,7 @@ _STOP = -1  # in place of a candidate: one of the processes is to stop
 # How often a process with idle devices looks for verdicts of others.
 _LOOK_S = 0.05
 # Verdicts that the pass rate of the step before counts for: the first few of a
-# step move the number of candidates in progress by a tenth each.
+# step move the number of candidates in progress by 3 % each.
 _USUAL = 32
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
@@ -339,21 +339,20 @@ class SharedCandidates(Candidates):
 
   def _stops(self) -> bool:
     if self._stopping() and self._board.claim(_STOP):
-      self._board.write(_STOP, "")
-    return _STOP in self._board.read()
+      self._board.write(_STOP, "")  # which the next look finds
+    return self._told
 
   def _learn(self) -> None:
     notes = self._board.read()
-    notes.pop(_STOP, None)
+    self._told = notes.pop(_STOP, None) is not None
     self._good = {i: note == "1" for i, note in notes.items()}
     # Others have claimed these, perhaps unseen.
     self.given = max(self.given, *(i + 1 for i in notes), 0)
 
   def _new(self) -> int | None:
     """The next candidate that no other process has."""
-    while self._wants(self._good.values()) and self.given < len(
-      self._candidates
-    ):
+    every = len(self._candidates)
+    while self.given < every and self._wants(self._good.values()):
       self.given += 1
       if self._board.claim(self.given - 1):
         return int(self._candidates[self.given - 1])
@@ -423,7 +422,8 @@ class SampledGroups:
     for i, p in enumerate(self.groups.prompts.index):
       one = jax.tree.map(lambda x, i=i: x[i : i + 1], self.groups.rollouts)
       for n in range(0, int(one.drawn.sum()), size):
-        cut = lambda x, n=n: x[:, n : n + size] if x.ndim > 1 else x
+        # Slot-steps are of the prompt: the first chunk has them.
+        cut = lambda x, n=n: x[:, n : n + size] if x.ndim > 1 else x * (n == 0)
         found[Chunk(int(p), n)] = jax.tree.map(cut, one)
     return found
 

@@ -59,10 +59,10 @@ _NO_BOUND = 2**30
 SPAN = 256
 # The same over pages when no rollout waits.
 _TAIL_SPAN = 32
-# About the ratio of a size's slots to the next one's, down to an eighth of all,
-# and most sizes: each is compiled, in 2.5 CPU-s for 6 layers of width 256.
+# Least ratio of the slots of a size to the next one, and most sizes: each is
+# compiled, in 2.5 CPU-s for 6 layers of width 256.
 _RATIO = 1.6
-_MOST_SIZES = 7
+_MOST_SIZES = 8
 # Over pages: a step of 4 rows costs nearly what one of 2 does.
 _LEAST_ROWS = 4
 # Of all slots at most one in so many is idle since lanes are not full.
@@ -156,8 +156,8 @@ def compact_sizes(
   """
   most = lanes * slots
   least = min(1 if pool else _LEAST_ROWS, most)
-  last = min(max(4 * least, most // 8), 8 * least, most)
-  few = min(round(math.log(most / last, _RATIO)), _MOST_SIZES - 2)
+  last = min(4 * least, most)
+  few = min(math.ceil(math.log(most / last, _RATIO)), _MOST_SIZES - 2)
   middle = np.geomspace(most, last, few + 1)[1:].tolist()
   found = [(lanes, slots)]
   for rows in [*(-(-x // 4) * 4 for x in middle), least]:
