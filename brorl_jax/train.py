@@ -42,13 +42,13 @@ class Stages(NamedTuple):
   accelerated: bool
   # If there are fewer, the step trains on a multiple of this many.
   least: int
+  max_age: int  # steps that a rollout may cross
   # step -> indices of the prompts to draw from, in that order
   candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
-  rollouts: Callable[
-    [PyTree, dynamic_sampling.Feed, jax.Array],
-    Iterator[tuple[Prompts, Rollouts]],
-  ]  # to the host
+  # (params, feed, key), and if they may cross the step what crosses: to the
+  # host.
+  rollouts: Callable[..., Iterator[tuple[Prompts, Rollouts]]]
   scores: Callable[[int, Prompts, Rollouts], Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
   advantages: Callable[[Groups, RunState], Credit]
@@ -94,7 +94,7 @@ class StepRecorder(Protocol):
     """Keep what the last step of a run was trained on, or else all it drew."""
 
   def keep(self, step: int, finished: Finished) -> None:
-    """Keep what was sampled of a step that a signal interrupts."""
+    """Keep what was sampled of a step before it is done."""
 
   def sampled(self, step: int) -> Finished:
     """What was kept of this step."""
@@ -158,6 +158,7 @@ def train(
   """
   state, progress, saving_s = _begun(state, store, recorder)
   key, stop, score, unsaved = jax.random.key(seed), agree(), None, False
+  before: Finished | None = None
   spent_up = lambda p: 0 < max_samples <= p.samples
 
   for step in range(int(state.step) + 1, steps + 1):
@@ -166,11 +167,12 @@ def train(
     started, stages = metrics.now(), make_stages(step)
 
     # Stages 1 to 3: prompts, rollouts, rewards, until enough have a gradient.
+    before = recorder.sampled(step) if before is None else before
     try:
-      before = recorder.sampled(step)
       sampled = _sample(stages, step, state, progress, key, asked, before)
     except Interrupted as e:
-      recorder.keep(step, e.finished if stages.accelerated else {})
+      keeps = stages.accelerated and not stages.max_age
+      recorder.keep(step, e.finished if keeps else before)
       if unsaved:
         _save(step - 1, state, progress, score, store, recorder)
       raise
@@ -187,8 +189,10 @@ def train(
     try:
       (state, updated), update_s = metrics.timed(*updating)
     except Interrupted:
-      recorder.keep(step, sampled.chunks(stages.plan.chunk))
+      if not stages.max_age:
+        recorder.keep(step, sampled.chunks(stages.plan.chunk))
       raise
+    before = sampled.unfinished if stages.max_age else None
     processes.trim()
     scalars = _scalars(sampled, credit, updated) | {"time/update_s": update_s}
     spent = metrics.since(started)
@@ -206,6 +210,8 @@ def train(
     saving_s = 0.0
     save = step % save_every == 0 or last or stop or judged.end is not None
     unsaved = not save
+    if save and stages.max_age:
+      recorder.keep(step + 1, sampled.unfinished)
     if save:
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
@@ -239,17 +245,19 @@ def _sample(
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
+  ahead = stages.accelerated or stages.max_age
   sampled = collect(
-    lambda feed: stages.rollouts(state.params, feed, key),
+    lambda *feed: stages.rollouts(state.params, feed[0], key, *feed[1:]),
     lambda *rollouts: stages.scores(step, *rollouts),
     stages.informative,
     lambda candidates: stages.prompts(step, candidates),
     stages.candidates(step, progress),
     target=stages.target,
     plan=stages.plan,
-    usual=progress.passed if stages.accelerated else None,
+    usual=progress.passed if ahead else None,
     before=before,
     stopping=stopping,
+    max_age=stages.max_age,
   )
   processes.trim()
   return sampled
@@ -316,6 +324,8 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   )
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
   seen["sampling/surplus_prompts"] = float(sampled.surplus)
+  if (age := groups.rollouts.age) is not None:
+    seen["rollout/age_mean"] = float(age[groups.rollouts.mask].mean())
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)

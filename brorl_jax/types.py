@@ -27,6 +27,8 @@ class Prompts:
   index: Int[Array, " P"]  # p in the keys of rollouts: candidate of the step
   # n of the first rollout that is made of each; None: 0.
   first: Int[Array, " P"] | None = None
+  # Tokens that rollouts go on from, as `slots.pack` has them; None: nothing.
+  begun: Int[Array, "P N T 2"] | None = None
 
 
 @_pytree
@@ -41,11 +43,18 @@ class Rollouts:
   # Slots times steps of the sampler's loop. Prompts that finish together share
   # the steps since the previous prompts finished.
   slot_steps: Float[Array, " P"]
+  # Steps of the run since each token was drawn; None: 0.
+  age: Int[Array, "P N T"] | None = None
 
   @property
   def drawn(self) -> Bool[Array, "P N"]:
     """Where there is a rollout: it has at least one token."""
     return self.mask[:, :, 0]
+
+  @property
+  def whole(self) -> Bool[Array, "P N"]:
+    """Rollouts that have ended; one that has not may go on."""
+    return ~self.truncated | self.mask[:, :, -1]
 
   def slot_occupancy(self) -> float:
     """Tokens per slot-step (the prefill wrote one); above 1 in shared rows."""
@@ -83,6 +92,13 @@ class Chunk(NamedTuple):
 
 # What was sampled of a step: rollouts of one prompt, each chunk by itself.
 Finished = dict[Chunk, Rollouts]
+
+
+def by_chunk(prompts: Prompts, rollouts: Rollouts) -> Finished:
+  """The rollouts of chunks, which `prompts` names."""
+  each = np.stack([prompts.index, np.asarray(prompts.first)], axis=1)
+  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], rollouts)
+  return {Chunk(*x): one(i) for i, x in enumerate(each.tolist())}
 
 
 class Interrupted(Exception):

@@ -331,24 +331,31 @@ def exact(run: pathlib.Path) -> dict:
   return {**{name: read(name) for name in files}, last.name: extra["digest"]}
 
 
-THREE = "--config.run.steps=3"
+THREE, METRICS = "--config.run.steps=3", "metrics.jsonl"
 
 
 class Timed(NamedTuple):
   """A run of two processes that nobody disturbed."""
 
+  words: list[str]
   numbers: dict
   seconds: float  # from when all have connected
 
 
-@pytest.fixture(scope="module")
-def undisturbed(site) -> Timed:
-  with Many(site, site / "undisturbed", 2, THREE) as many:
+@pytest.fixture(scope="module", params=[0, 1])
+def undisturbed(site, request) -> Timed:
+  """Without rollouts that cross a step, and with them."""
+  words = [THREE, f"--config.run.max_age={request.param}"]
+  words += ["--config.sampling.slots=2"] * request.param
+  workdir = site / f"undisturbed {request.param}"
+  with Many(site, workdir, 2, *words) as many:
     many.connected()
     start = time.monotonic()
     assert many.ended() == [0, 0], many.said(0)
     took = time.monotonic() - start
-  return Timed(exact(site / "undisturbed"), took)
+  told = [line.get("rollout/age_mean") for line in lines(workdir / METRICS)]
+  assert told[1] is None if request.param == 0 else told[1] > 0
+  return Timed(words, exact(workdir), took)
 
 
 @pytest.mark.slow
@@ -356,8 +363,9 @@ def undisturbed(site) -> Timed:
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSTOP"])
 def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
   """The other ends too, and the same command resumes as if nothing had been."""
-  workdir, victim = site / f"{how} {moment}", moment % 2
-  with Many(site, workdir, 2, THREE) as many:
+  words = undisturbed.words
+  workdir, victim = site / f"{how} {moment} {words[1]}", moment % 2
+  with Many(site, workdir, 2, *words) as many:
     many.connected()
     time.sleep((moment + 0.5) / 10 * undisturbed.seconds)
     if many.every[victim].poll() is not None:
@@ -387,4 +395,4 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
       )
       if victim == 1 and (story := workdir / "events.jsonl").exists():
         assert last_word(story) == line.removeprefix("error: ")
-  assert exact(trained(site, workdir, 2, THREE)) == undisturbed.numbers
+  assert exact(trained(site, workdir, 2, *words)) == undisturbed.numbers

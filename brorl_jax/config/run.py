@@ -48,6 +48,12 @@ class RunConfig(Section):
     unit="steps",
     free=True,
   )
+  max_age: int = setting(
+    0,
+    "Steps that a rollout may cross, going on under newer parameters, so that "
+    "no device waits for the longest; 0: none.",
+    unit="steps",
+  )
   wandb: str = setting(
     "",
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
@@ -66,6 +72,7 @@ class RunConfig(Section):
     must = f"0 or a multiple of save_every = {self.save_every}"
     yield "keep_every", good, must
     yield from self.at_least(0, "max_samples", zero="no bound")
+    yield from self.at_least(0, "max_age", zero="none crosses")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
 

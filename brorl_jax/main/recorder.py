@@ -360,8 +360,10 @@ class Recorder:
     of = lambda take: np.concatenate([take(x) for x in every])
     part = self.workdir / "sampled" / f"part.{jax.process_index()}.npz"
     part.parent.mkdir(exist_ok=True)
+    age = {} if every[0].age is None else {"age": of(lambda x: x.age[x.mask])}
     np.savez(
       part,
+      allow_pickle=False,
       key=self._key,
       chunks=np.array([*finished]),
       most=every[0].mask.shape[2],
@@ -370,19 +372,34 @@ class Recorder:
       length=of(lambda x: x.mask.sum(axis=2)),
       truncated=of(lambda x: x.truncated),
       slot_steps=of(lambda x: x.slot_steps),
+      **age,
     )
+    with part.open("rb") as file:
+      os.fsync(file.fileno())  # before the checkpoint that it belongs to
     part.replace(part.with_name(part.name.replace("part", f"step_{step}")))
+    if self._open and self.c.run.max_age:
+      self._drop_before(step)
+
+  def _drop_before(self, step: int) -> None:
+    """Removes what belongs to no checkpoint. The newest may be being saved."""
+    names = (self.workdir / "sampled").glob("step_*.npz")
+    of = {path: int(path.name[len("step_") :].split(".")[0]) for path in names}
+    newest = max((n for n in of.values() if n < step), default=0)
+    for path, n in of.items():
+      saved = self.workdir / "checkpoints" / str(n - 1)
+      if n < newest and not saved.exists():
+        path.unlink()
 
   def sampled(self, step: int) -> Finished:
-    """What an interrupted start has sampled of this step. Files of other steps
-    are removed; one that cannot be read is left out.
+    """What was sampled of this step before it began. Without a max_age files of
+    other steps are removed; one that cannot be read is left out.
     """
     found: Finished = {}
     for path in sorted((self.workdir / "sampled").glob("step_*.npz")):
       try:
         if path.name.startswith(f"step_{step}."):
           found |= read_sampled(path, self._key)
-        elif self._open:
+        elif self._open and not self.c.run.max_age:
           path.unlink()
       except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
         self.warn(f"{path} is not used: {first_line(e)}")
@@ -438,6 +455,8 @@ class Recorder:
 
   def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
     try:
+      if isinstance(error, jax.errors.JaxRuntimeError):
+        processes.settle()  # the death of another may have caused it
       if error is None or isinstance(error, Exception):
         self._end(*self._how(error))
     finally:
@@ -550,9 +569,13 @@ def read_sampled(path: pathlib.Path, key: str) -> Finished:
       return {}
     length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))
     mask = np.arange(file["most"]) < length[..., None]
-    whole = np.zeros(mask.shape, tokens.dtype), np.zeros(mask.shape, logp.dtype)
-    whole[0][mask], whole[1][mask] = tokens, logp
-    out = types.Rollouts(*whole, mask, file["truncated"], file["slot_steps"])
+    found = [tokens, logp, *(file[x] for x in ("age",) if x in file)]
+    whole = [np.zeros(mask.shape, x.dtype) for x in found]
+    for to, real in zip(whole, found, strict=True):
+      to[mask] = real
+    age = whole[2] if len(whole) > 2 else None
+    more = file["truncated"], file["slot_steps"], age
+    out = types.Rollouts(whole[0], whole[1], mask, *more)
     chunks = [Chunk(int(p), int(n)) for p, n in file["chunks"]]
   one = lambda i: jax.tree.map(lambda x: x[i : i + 1], out)
   return {chunk: one(i) for i, chunk in enumerate(chunks)}

@@ -234,6 +234,8 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   yield "reward.length_buffer", holds, f"1 to max_new_tokens = {most}"
   if c.reference.reset_to == "best":
     yield from _best_rules(c)
+  must = "0 with sampling.rounds, which follow from verdicts"
+  yield "run.max_age", not (c.run.max_age and c.sampling.rounds), must
   if c.policy.lora_rank:
     must = "0 with policy.lora_rank: the reference is the policy without LoRA"
     for field in ("reset_every", "reset_stalled"):

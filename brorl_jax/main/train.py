@@ -156,6 +156,7 @@ def stages(
     plan=sampling.round_plan(phase),
     accelerated=not this.policy.target.on_cpu,
     least=c.optim.minibatches,
+    max_age=c.run.max_age,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
     rollouts=functools.partial(sampling.stream_rollouts, this, phase),

@@ -2,8 +2,10 @@
 
 Rollouts get lengths from a log-normal distribution, and prompts pass or not.
 What decides in a run decides here too: `Candidates`, `Places`, `shrunk`, the
-packing of rows. What the devices do is written again, `_Device`: when slots
-take rollouts and lanes prompts, and how many seconds a decode step takes,
+packing of rows. With a max_age the last of some steps are told, on average:
+rollouts that crossed into it are decoded again from their first token. What the
+devices do is written again, `_Device`: when slots take rollouts and lanes
+prompts, and how many seconds a decode step takes,
 
   launches + max(weights / bandwidth, operations / rate) + keys / bandwidth
 
@@ -30,7 +32,7 @@ from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.plan.topology import Chip
 from brorl_jax.rollout import dynamic_sampling, sampler, slots, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.types import Prompts, Rollouts, Scores
+from brorl_jax.types import Chunk, Prompts, Rollouts, Scores
 
 # Of a GPU, a layer: 549 kernels of 3.4 us in 28. Other chips launch none.
 _LAUNCH_S = 3.4e-6 * 549 / 28
@@ -43,6 +45,7 @@ _SENT = 87e6  # bytes/s of groups that a process packs and sends to the others
 _PROMPTS, _ROLLOUTS = 0.4, 0.55
 _SCORED_S = 2.0  # from the last rollout of a round to its verdict
 _FILLED = 0.6  # of the longest prompt, on average
+_STEPS = 8  # that are simulated if rollouts cross them, the first two not told
 
 
 class Case(NamedTuple):
@@ -92,6 +95,7 @@ class _Load:
   processes: int
   each: int  # places of a row
   rates: _Rates
+  max_age: int = 0
 
   def score(self, prompts: Prompts, rollouts: Rollouts) -> Scores:
     """A prompt that passes is right always, another never."""
@@ -100,11 +104,15 @@ class _Load:
     return Scores(reward, ones.astype(int), ones, ones.astype(object))
 
 
+_NONE = Chunk(0, 0)
+
+
 class _Chunk:
   """Rollouts of a prompt in a place: those that wait, and those in a slot."""
 
-  def __init__(self, place: int, lengths: Iterable[int]):
+  def __init__(self, place: int, lengths: Iterable[int], which: Chunk = _NONE):
     self.place, self.running = place, 0  # place -1: no prompt
+    self.which = which  # p, and n of the first rollout
     self.left = collections.deque(n - 1 for n in lengths if n > 1)
 
   @property
@@ -132,6 +140,15 @@ class _Device:
   @property
   def waiting(self) -> int:
     return sum(len(x.left) for x in itertools.chain(*self._lanes, self.todo))
+
+  def open(self) -> dict[Chunk, list[int]]:
+    """Tokens of the rollouts that have not ended, by chunk."""
+    found = collections.defaultdict[Chunk, list[int]](list)
+    for end, _, _, start, chunk in self._ends:
+      found[chunk.which].append(end - start + 1)
+    for chunk in itertools.chain(*self._lanes, self.todo):
+      found[chunk.which] += [n + 1 for n in chunk.left]
+    return found
 
   def advance(self, rows: int, steps: int) -> tuple[float, int, int]:
     """Decodes until the host must act: seconds, tokens and steps of it."""
@@ -212,7 +229,13 @@ class _Process:
 
   def turn(self) -> None:
     """Gives prompts to free places and decodes."""
+    end = self.candidates.ends()
+    if self.candidates.behind:
+      self.idle = True
+      return
     try:
+      if end is not None and self.clock >= end:
+        raise dynamic_sampling.Enough
       self.candidates.feed(0, False)
       while (room := self._places.room) and (
         more := self.candidates.feed(room, False)
@@ -237,9 +260,11 @@ class _Process:
     self.slot_steps += full.lanes * full.slots * sum(n for _, _, n in took)
     for own, device in zip(self._places.chunks, self._devices, strict=True):
       for place in device.finished:
-        future = futures.Future()
+        future, prompts = futures.Future(), own.pop(place)
         self.candidates.judged.append(future)
-        verdict = self.clock + _SCORED_S, id(future), future, own.pop(place)
+        chunk = Chunk(int(prompts.index[0]), int(prompts.first[0]))
+        self.candidates.times[chunk] = self.clock
+        verdict = self.clock + _SCORED_S, id(future), future, prompts
         heapq.heappush(self._verdicts, verdict)
       device.finished.clear()
 
@@ -250,9 +275,21 @@ class _Process:
       p, n = int(batch.prompts.index[i]), int(batch.offset[i])
       own = load.lengths[p, n : n + load.plan.chunk].tolist()
       device = self._devices[i // self._places.visited]
-      device.todo.append(_Chunk(int(at[i]), own))
+      device.todo.append(_Chunk(int(at[i]), own, Chunk(p, n)))
     most = batch.real.reshape(load.rows, -1).sum(axis=1).max()
     self.clock += most * load.prompt * load.rates.token / load.rates.operations
+
+  def leave(self) -> None:
+    """Of chunks that were begun what has not ended is left."""
+    lengths, size = self._load.lengths, self._load.plan.chunk
+    for p, n in self.candidates.times:
+      lengths[p, n : n + size] = 1
+    for own, device in zip(self._places.chunks, self._devices, strict=True):
+      for some in own.values():
+        p, n = int(some.index[0]), int(some.first[0])
+        lengths[p, n : n + size] = 1
+      for (p, n), left in device.open().items():
+        lengths[p, n : n + len(left)] = left
 
   def judge(self, now: float) -> None:
     """The verdicts that are there by now."""
@@ -265,8 +302,12 @@ class _Process:
       future.set_result(dynamic_sampling.judge(*of))
 
 
-def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
-  """Seconds, candidates that count and others, share of slots that are busy."""
+def _sampled(
+  load: _Load, usual: float, begin: int = 0
+) -> tuple[float, int, int, float]:
+  """Seconds, candidates that count and others, share of slots that are busy.
+  What is left of rollouts that cross the step replaces their lengths.
+  """
   claims, notes = set[int](), dict[int, str]()
   claim = lambda i: i not in claims and not claims.add(i)
   told = {"write": notes.__setitem__, "read": notes.copy}
@@ -275,8 +316,10 @@ def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
   text = lambda p: index(p)[:, None]
   prompts = lambda p: Prompts(text(p), text(p) >= 0, index(p))
   make = functools.partial(dynamic_sampling.SharedCandidates, board=board)
-  of = prompts, range(len(load.passes)), load.target, load.plan, usual
-  every = [_Process(load, make(*of)) for _ in range(load.processes)]
+  candidates = range(begin, len(load.passes))
+  of = prompts, candidates, load.target, load.plan, usual, None, lambda: False
+  each = [(i, load.processes) for i in range(load.processes)]
+  every = [_Process(load, make(*of, load.max_age, share=x)) for x in each]
   while going := [x for x in every if not x.over]:
     one = min(going, key=lambda x: np.inf if x.idle else x.clock)
     now = min(x.next_verdict for x in every)
@@ -287,7 +330,12 @@ def _sampled(load: _Load, usual: float) -> tuple[float, int, int, float]:
     else:
       one.turn()
   count = every[0].candidates.suffices() or 0
-  given = max(x.candidates.given for x in every)
+  given = count
+  if load.max_age:
+    for x in every:
+      x.leave()
+  else:
+    given = max(x.candidates.given for x in every)
   busy = sum(x.busy for x in every) / sum(x.slot_steps for x in every)
   return max(x.clock for x in every), count, given - count, busy
 
@@ -330,7 +378,8 @@ def step_time(run: Run, phase: Phase, chip: Chip, case: Case) -> StepTime:
       f"--mean_tokens={case.mean_tokens:g} must be 1 or more, and below "
       f"{most}, --pass_rate={case.pass_rate:g} above 0, and at most 1"
     )
-  count = 64 + int(2 * target / case.pass_rate)
+  steps = _STEPS if c.run.max_age else 1
+  count = 64 + int((steps + 1 + c.run.max_age) * target / case.pass_rate)
   lengths = _lengths(case, (count, n), most)
   passes = np.random.default_rng([case.seed, 1]).random(count) < case.pass_rate
   rows = machine.axes.rows // machine.processes
@@ -348,13 +397,19 @@ def step_time(run: Run, phase: Phase, chip: Chip, case: Case) -> StepTime:
     machine.processes,
     each,
     _rates(run, phase, chip),
+    c.run.max_age,
   )
-  seconds, drawn, surplus, busy = _sampled(load, case.pass_rate)
-  kept = lengths[np.flatnonzero(passes[:drawn])[:target]]
+  every, end, whole = [], 0, lengths.copy()
+  for _ in range(steps):
+    every.append(_sampled(load, case.pass_rate, end))
+    end += every[-1][1]
+  told = np.mean(every[2:] or every, axis=0).tolist()
+  last = slice(end - every[-1][1], end)
+  kept = whole[last][passes[last]]
   scores, update, padding = _updated(phase, kept, load)
   sent = 8 * kept.sum() / _SENT if machine.processes > 1 else 0.0
-  made = drawn * n, surplus * n
-  return StepTime(seconds, sent, scores, update, *made, busy, padding)
+  made = round(told[1] * n), round(told[2] * n)
+  return StepTime(told[0], sent, scores, update, *made, told[3], padding)
 
 
 def _updated(

@@ -6,6 +6,9 @@ pass and ends when these are known: what was begun behind the last of them is a
 surplus, which is counted and dropped. What is kept depends only on rewards, not
 on the order in which rollouts finish or are scored.
 
+With a `max_age` candidates follow each other as fast as there is room. What has
+tokens when the step ends belongs to the next one, which goes on with it.
+
 A prompt gets its rollouts in chunks, which may be on several devices, and maybe
 in rounds. As rollout n depends on (seed, step, p, n) alone, all of these are
 the rollouts of a fixed N.
@@ -17,13 +20,14 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from brorl_jax.many import processes
 from brorl_jax.types import (
@@ -35,6 +39,7 @@ from brorl_jax.types import (
   Rollouts,
   ScoredResponse,
   Scores,
+  by_chunk,
 )
 
 # Draws of this process, as many as of any other: a board for each.
@@ -45,6 +50,12 @@ _LOOK_S = 0.05
 # Verdicts that the pass rate of the step before counts for: the first few of a
 # step move the number of candidates in progress by 3 % each.
 _USUAL = 32
+# Of a step's candidates at least this share is expected to pass.
+_LEAST = 1 / 8
+# Steps of candidates that are begun, if they may cross it. What is in progress
+# at the end is decoded again: with 2 steps, 171 rollouts/s instead of 186 (64
+# H100 by simulation, plan/step_time.py; 183 with 1.3, 142 if none may cross).
+_AHEAD = 1.5
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
 MAX_INVALID = 0.01
@@ -82,6 +93,12 @@ def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   return dataclasses.replace(prompts, first=first)
 
 
+def _packed(made: Rollouts) -> Int[np.ndarray, "P N T 2"]:
+  """Tokens and the bits of log-probabilities, -1 where there is none."""
+  both = np.stack([made.tokens, made.logp.view(np.int32)], axis=-1)
+  return np.where(made.mask[..., None], both, -1).astype(np.int32)
+
+
 def _joined(*parts: Any) -> Any:
   """Arrays of chunks of a prompt behind each other, in the order of n."""
   # Slot-steps are of the prompt, all others of its rollouts.
@@ -111,6 +128,17 @@ class Enough(Exception):
   """What a feed raises when what is in progress is needed no more."""
 
 
+@runtime_checkable
+class Crossing(Protocol):
+  """Between a step's candidates and devices whose rollouts may cross it."""
+
+  times: dict[Chunk, float]  # at which chunks ended, in decode steps
+  left: Finished  # at the end of sampling: all that has tokens
+
+  def ends(self) -> float | None:
+    """When the last that is needed had ended; None while it is unknown."""
+
+
 class Candidates:
   """Candidates of one step: drawn, being scored, and decided."""
 
@@ -123,10 +151,17 @@ class Candidates:
     usual: float | None = None,
     before: Finished | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    max_age: int = 0,
   ):
     self._prompts, self._candidates = prompts, candidates
     self._stopping, self.stopped = stopping, False
     self.finished, self.before = dict[Chunk, Rollouts](), dict(before or {})
+    self._age, self._old = max_age, before or {}
+    self.times, self.left = dict[Chunk, float](), dict[Chunk, Rollouts]()
+    self._begun: Finished = {}  # of those before, what has not ended
+    # Candidates that this step will need, and a part of the next. It is raised
+    # when nothing else is in progress, and so depends on no clock.
+    self._bound = math.ceil(_AHEAD * target / max(usual or 0, _LEAST))
     # Has chunks judged, in the thread; `collect` sets it.
     self.submit: Callable[[Prompts, Rollouts], futures.Future] | None = None
     self._target, self._plan = target, plan
@@ -157,15 +192,29 @@ class Candidates:
     Raises Enough when the first `target` that pass are known, or if it stops.
     """
     self._settle()
+    self._keeps_up()
     while not (more := self._next(room)) and idle and self.judged:
       with self.clock("score_wait"):
         futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
       self._settle()
     return more
 
+  @property
+  def behind(self) -> bool:
+    """Whether much is being judged: what is decoded meanwhile may be dropped,
+    if it turns out that sampling had ended.
+    """
+    return self._age > 0 and len(self.judged) > self._target // 4
+
+  def _keeps_up(self) -> None:
+    while self.behind:
+      with self.clock("score_wait"):
+        futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
+      self._settle()
+
   def suffices(self) -> int | None:
     """How many candidates, in order, have the first `target` that pass."""
-    while len(self._first) < self.given:
+    while len(self._first) < len(self._candidates):
       if (good := self._verdict(len(self._first))) is None:
         break
       self._first.append(good)
@@ -213,6 +262,37 @@ class Candidates:
         whole.append(_whole(self._rounds.pop(p), self._plan.n))
     return whole, more
 
+  def ends(self) -> float | None:
+    """See `Crossing`."""
+    self._settle()
+    count = self.suffices()
+    return None if count is None else max(map(self._time, range(count)))
+
+  def _time(self, i: int) -> float:
+    """When the last chunk of candidate i ended; 0 before the step."""
+    first = range(0, self._plan.n, self._plan.chunk)
+    each = [Chunk(int(self._candidates[i]), n) for n in first]
+    return max(self.times.get(chunk, 0.0) for chunk in each)
+
+  def unfinished(self, count: int) -> Finished:
+    """What of other candidates than the first `count` has tokens."""
+    gone = {int(p) for p in self._candidates[:count]}
+    every = self._old | {c: self._aged([c], x) for c, x in self.left.items()}
+    age = lambda x: np.asarray(x.age) + x.mask  # in the next step
+    return {
+      c: dataclasses.replace(x, age=age(x))
+      for c, x in sorted(every.items())
+      if c.p not in gone and age(x).max() <= self._age
+    }
+
+  def _aged(self, chunks: Sequence[Chunk], made: Rollouts) -> Rollouts:
+    """With the age of the tokens that these chunks went on from."""
+    age = np.zeros(made.mask.shape, np.int8)
+    for i, chunk in enumerate(chunks):
+      if chunk in self._old:
+        age[i] = np.asarray(self._old[chunk].age)[0]
+    return dataclasses.replace(made, age=age)
+
   def _made(self, p: int) -> int:
     """Rollouts of the rounds of prompt p that are scored."""
     return sum(x.scores.reward.shape[1] for x in self._rounds.get(p, ()))
@@ -233,14 +313,21 @@ class Candidates:
   def _next(self, room: int) -> Prompts | None:
     """At most this many chunks; prompts that are open come first."""
     self.stopped = self._stops()
-    if self.stopped or self.suffices():
+    if self.stopped or (self.suffices() and not self._age):
       raise Enough
     while len(self._queue) < room and (p := self._new()) is not None:
       self._add(self._ask(p, self._plan.after[0]))
-    chunks, self._queue = self._queue[:room], self._queue[room:]
+    # Those that go on, or those that begin.
+    alike = lambda c: (c in self._begun) == (self._queue[0] in self._begun)
+    chunks = [*itertools.takewhile(alike, self._queue[:room])]
     if not chunks:
       return None
-    return with_first(self._prompts([c.p for c in chunks]), chunks)
+    del self._queue[: len(chunks)]
+    prompts = with_first(self._prompts([c.p for c in chunks]), chunks)
+    if chunks[0] not in self._begun:
+      return prompts
+    begun = [_packed(self._begun[c]) for c in chunks]
+    return dataclasses.replace(prompts, begun=np.concatenate(begun))
 
   def _stops(self) -> bool:
     return self._stopping()
@@ -248,17 +335,22 @@ class Candidates:
   def _add(self, chunks: Sequence[Chunk]) -> None:
     """Queues chunks, but those that were sampled before are judged."""
     for chunk in chunks:
-      if (made := self.before.pop(chunk, None)) is None:
-        self._queue.append(chunk)
-      else:
+      made = self.before.pop(chunk, None)
+      if made is not None and made.whole.all():
         self.add_finished(with_first(self._prompts([chunk.p]), [chunk]), made)
+        continue
+      self._queue.append(chunk)
+      if made is not None:
+        self._begun[chunk] = made
 
   def add_finished(self, prompts: Prompts, rollouts: Rollouts) -> None:
     """Has chunks judged that have ended."""
-    assert prompts.first is not None and self.submit is not None
-    for i, (p, n) in enumerate(zip(prompts.index, prompts.first, strict=True)):
-      one = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)
-      self.finished[Chunk(int(p), int(n))] = one
+    assert self.submit is not None
+    found = by_chunk(prompts, rollouts)
+    if self._age:
+      rollouts = self._aged([*found], rollouts)
+    else:
+      self.finished |= found
     self.judged.append(self.submit(prompts, rollouts))
 
   def _new(self) -> int | None:
@@ -273,6 +365,10 @@ class Candidates:
     """Whether too few candidates will pass: of those that are in progress all
     that may, or as many as are expected, to the nearest whole number.
     """
+    if self._age:  # places never wait, but behind all that a step may need
+      if len(self._first) == self._bound and not self.suffices():
+        self._bound += self._target
+      return self.given < self._bound
     rate = 1.0
     if self._usual is not None:
       rate = (sum(passed) + _USUAL * self._usual) / (len(passed) + _USUAL)
@@ -301,26 +397,37 @@ class SharedCandidates(Candidates):
   a mean of 6,000 of 15,360 tokens, of which 30 to 90 % pass).
   """
 
-  def __init__(self, *args: Any, board: Any = None):
+  def __init__(
+    self, *args: Any, board: Any = None, share: tuple[int, int] | None = None
+  ):
     super().__init__(*args)
     self._board = board or processes.Board(f"draw/{next(_DRAWS)}")
     self._place = {int(p): i for i, p in enumerate(self._candidates)}
     self._good: dict[int, bool] = {}  # by place, those of all processes
+    self._times: dict[int, float] = {}
+    # Which of how many processes this is.
+    self._share = share or (jax.process_index(), jax.process_count())
+    if self._age:
+      self._old = {c: x for c, x in self._old.items() if self._owns(c.p)}
 
   def feed(self, room: int, idle: bool) -> Prompts | None:
     """Chunks of what it claims; waits if idle while more may be needed."""
+    self._keeps_up()
     while True:
       self._learn()
       self._settle()
       if more := self._next(room):
         return more
-      if not idle or self.given == len(self._good):
+      every = len(self._candidates) if self._age else self.given
+      if not idle or len(self._good) == every or self.suffices():
         return None
       with self.clock("score_wait" if self.judged else "process_wait"):
         time.sleep(_LOOK_S)
 
   def publish(self, p: int, good: bool) -> None:
-    self._board.write(self._place[p], str(int(good)))
+    self._board.write(
+      i := self._place[p], f"{good:d} {float(super()._time(i))}"
+    )
 
   def end(self) -> int:
     """Every process then has all candidates that count."""
@@ -345,18 +452,29 @@ class SharedCandidates(Candidates):
   def _learn(self) -> None:
     notes = self._board.read()
     self._told = notes.pop(_STOP, None) is not None
-    self._good = {i: note == "1" for i, note in notes.items()}
-    # Others have claimed these, perhaps unseen.
-    self.given = max(self.given, *(i + 1 for i in notes), 0)
+    both = {i: note.split() for i, note in notes.items()}
+    self._good = {i: good == "1" for i, (good, _) in both.items()}
+    self._times = {i: float(time) for i, (_, time) in both.items()}
+    if not self._age:  # others have claimed these, perhaps unseen
+      self.given = max(self.given, *(i + 1 for i in notes), 0)
 
   def _new(self) -> int | None:
     """The next candidate that no other process has."""
     every = len(self._candidates)
     while self.given < every and self._wants(self._good.values()):
       self.given += 1
-      if self._board.claim(self.given - 1):
-        return int(self._candidates[self.given - 1])
+      p = int(self._candidates[self.given - 1])
+      if self._owns(p) if self._age else self._board.claim(self.given - 1):
+        return p
     return None
+
+  def _owns(self, p: int) -> bool:
+    # Not by who comes first: what crosses a step depends on no clock.
+    index, count = self._share
+    return p % count == index
+
+  def _time(self, i: int) -> float:
+    return self._times[i]
 
   def _verdict(self, i: int) -> bool | None:
     return self._good.get(i)
@@ -366,13 +484,14 @@ def _without_padding(group: Groups) -> tuple[Any, ...]:
   """A group for other processes: tokens of all rollouts behind each other."""
   out = jax.tree.map(np.asarray, group.rollouts)
   length, T = out.mask.sum(axis=2), out.mask.shape[2]
-  real = length, T, out.tokens[out.mask], out.logp[out.mask]
+  age = None if out.age is None else out.age[out.mask]
+  real = length, T, out.tokens[out.mask], out.logp[out.mask], age
   return group.prompts, group.scores, real, (out.truncated, out.slot_steps)
 
 
 def _padded(sent: tuple[Any, ...]) -> Groups:
   """The group of which `_without_padding` made this."""
-  prompts, scores, (length, T, tokens, logp), others = sent
+  prompts, scores, (length, T, tokens, logp, age), others = sent
   mask = np.arange(T) < length[..., None]
 
   def padded(real: np.ndarray) -> np.ndarray:
@@ -380,7 +499,8 @@ def _padded(sent: tuple[Any, ...]) -> Groups:
     whole[mask] = real
     return whole
 
-  out = Rollouts(padded(tokens), padded(logp), mask, *others)
+  aged = None if age is None else padded(age)
+  out = Rollouts(padded(tokens), padded(logp), mask, *others, age=aged)
   return Groups(prompts, out, scores)
 
 
@@ -388,7 +508,8 @@ def _padded(sent: tuple[Any, ...]) -> Groups:
 # if there is none now. None while nothing is decoding ends the sampling, and so
 # does Enough at any time, for which it is also called without a place.
 Feed = Callable[[int, bool], Prompts | None]
-Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
+# A feed, and what it is of if rollouts may cross the step.
+Sample = Callable[..., Iterator[tuple[Prompts, Rollouts]]]
 
 
 class TooManyInvalid(RuntimeError):
@@ -408,6 +529,8 @@ class SampledGroups:
   spent: dict[str, float]
   rollout_s: list[float]  # of each process: the slowest keeps all waiting
   surplus: int = 0  # prompts that were begun and not needed
+  # What the next step goes on with; of this process.
+  unfinished: Finished = dataclasses.field(default_factory=dict)
 
   def kept_groups(self, least: int = 1) -> Groups:
     """The groups that are kept; if too few, a multiple of `least` of them."""
@@ -484,29 +607,34 @@ def collect(
   usual: float | None = None,
   before: Finished | None = None,
   stopping: Callable[[], bool] = lambda: False,
+  max_age: int = 0,
 ) -> SampledGroups:
   """Draws candidates until `target` groups are kept, or there are no more.
 
   With `usual`, the share of candidates that passed in the step before, as many
   are in progress as will probably be needed; without it never more than are.
   Chunks that `before` has are not sampled again. When any process is `stopping`
-  all raise Interrupted. Raises TooManyInvalid if verifiers failed on more than
-  `MAX_INVALID` of responses. Yu et al. 2025 (DAPO), arXiv:2503.14476, section
-  3.2.
+  all raise Interrupted. With `max_age` the rollouts of other candidates cross
+  the step, but none with tokens that would be older in the next one. Raises
+  TooManyInvalid if verifiers failed on more than `MAX_INVALID` of responses. Yu
+  et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
-  pending = make(prompts, candidates, target, plan, usual, before, stopping)
+  of = prompts, candidates, target, plan, usual, before, stopping, max_age
+  pending = make(*of)
 
   judged = functools.partial(judge, pending, score, informative)
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
     pending.submit = functools.partial(thread.submit, judged)
     try:
-      for done, rollouts in sample(pending.feed):
+      for done, rollouts in sample(pending.feed, *[pending][: bool(max_age)]):
         pending.add_finished(done, rollouts)
     except Enough:  # the verdicts that count are known, or being handed in
       thread.shutdown(cancel_futures=True)
-      pending.judged = [x for x in pending.judged if not x.cancelled()]
+    if max_age:  # what has ended since then belongs to the next step
+      thread.shutdown(cancel_futures=True)
+    pending.judged = [x for x in pending.judged if not x.cancelled()]
   if any(processes.gather(pending.stopped)):
     raise Interrupted(pending.before | pending.finished)
   pending.before.clear()  # of prompts that are not needed
@@ -534,7 +662,8 @@ def collect(
       "process_wait": spent["process_wait"],
     },
     [seconds for seconds, _ in every],
-    max(given for _, given in every) - count,
+    0 if max_age else max(given for _, given in every) - count,
+    pending.unfinished(count) if max_age else {},
   )
 
 

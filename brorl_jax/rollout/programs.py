@@ -46,6 +46,7 @@ class Chunks(NamedTuple):
   offset: Int[Any, " P"]  # n of the first rollout
   real: Bool[Any, " P"]  # False for padding, which makes no rollouts
   row: Int[Any, " P"]  # of the prompt's keys and values
+  begun: Int[Any, "P N T 2"] | None = None  # of `Prompts`
 
 
 def read_prompts(
@@ -73,15 +74,25 @@ def queued(
     nothing, nothing[:, 0], nothing, keys, chunks.offset, chunks.row
   )
   uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
-  first, logp = draw(spec.sampling.cut(logits), uniform)
-  # Rollouts that need no slot: one token was all.
-  over = spec.ended(first) | (spec.max_new_tokens == 1) | ~chunks.real[:, None]
+  packed = pack(*draw(spec.sampling.cut(logits), uniform))
+  count = 1
+  if chunks.begun is not None:
+    count = jnp.sum(chunks.begun[..., 0] >= 0, axis=2)
+    packed = jnp.where(count[..., None] > 0, chunks.begun[:, :, 0], packed)
+  first = last = packed[..., 0]
+  if chunks.begun is not None:
+    at = jnp.maximum(count - 1, 0)[..., None, None]
+    last = jnp.take_along_axis(chunks.begun, at, axis=2)[:, :, 0, 0]
+    last = jnp.where(count > 0, last, first)
+  # Rollouts that need no slot: these tokens were all.
+  over = spec.ended(last) | (count >= spec.max_new_tokens)
+  over |= ~chunks.real[:, None]
   queue = queue._replace(
     order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
     waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
     first=first,
   )
-  return queue, pack(first, logp)
+  return queue, packed
 
 
 def with_none(
@@ -144,8 +155,10 @@ def _over_pages(
     used,
   )
   new = _drawn(spec, queue, state, logits)
-  token = new[..., 0]
   at = (state.rollout, state.length)  # out of bounds for idle slots
+  if spec.replays:
+    new = _recorded(state, at, new)
+  token = new[..., 0]
   over = spec.ended(token) | (state.length + 1 == spec.max_new_tokens)
   state = dataclasses.replace(
     state,
@@ -185,10 +198,7 @@ def _over_pool(
   )
   new = _drawn(spec, queue, state, logits)
   at = (state.rollout, state.length)
-  # A rollout that began again makes the tokens that it made before: what is
-  # recorded is taken, not drawn, so that rounding cannot part the two.
-  before = state.packed.at[at].get(mode="fill", fill_value=-1)
-  new = jnp.where(before[..., :1] >= 0, before, new)
+  new = _recorded(state, at, new)
   token = new[..., 0]
   length = state.length + goes
   over = goes & (spec.ended(token) | (length == spec.max_new_tokens))
@@ -213,6 +223,17 @@ def _over_pool(
     blocks=held,
   )  # fmt: skip
   return pool, slots.refill(state, queue, over)
+
+
+def _recorded(
+  state: slots.DecodeState, at: tuple[Any, Any], new: Int[Array, "A R 2"]
+) -> Int[Array, "A R 2"]:
+  """The tokens that are recorded there, and new ones where none is. A rollout
+  that begins again makes those that it made before: rounding, or an update
+  since then, cannot part the two.
+  """
+  before = state.packed.at[at].get(mode="fill", fill_value=-1)
+  return jnp.where(before[..., :1] >= 0, before, new)
 
 
 def _which(spec: ProgramSpec, state: slots.DecodeState) -> Int[Array, "A R"]:

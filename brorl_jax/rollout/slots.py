@@ -93,6 +93,7 @@ class ProgramSpec:
   streams: bool = False
   blocks: int = 0  # of a device's pool; 0: pages
   unchecked: int = 1  # K, steps between two looks at the loop's condition
+  replays: bool = False  # over pages too, tokens that are recorded are taken
 
   def __post_init__(self):
     if 0 < self.blocks < self.pages:

@@ -7,6 +7,10 @@ reading the prompt gave lies on a shelf, in one of P rows of its device, from
 which all of its chunks read. A row is given away when no place holds its prompt
 and another prompt needs it; the first prompt is then read again if more is
 asked for. As many rows as places suffice.
+
+With `Crossing` rollouts may go on in the next step of the run. What has been
+decoded when sampling ends must then not depend on when a verdict comes: clocks
+count decode steps, and what is decoded after the end is dropped.
 """
 
 import collections
@@ -22,11 +26,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import programs, sampler, slots
-from brorl_jax.rollout.dynamic_sampling import Feed
+from brorl_jax.rollout.dynamic_sampling import Crossing, Feed
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.sampler import OpenRollouts
 from brorl_jax.rollout.slots import SPLIT, WHOLE, DecodeState, ProgramSpec
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Chunk, Finished, Prompts, Rollouts, by_chunk
 
 # Prompt tokens that a device reads at a time. A product of so many rows takes
 # no longer than two of half as many, and padding costs little.
@@ -91,7 +95,8 @@ class Places:
       d = int(np.argmax(np.where(count < self.visited, left, -1)))
       place = min({*range(self._each)} - self.chunks[d].keys())
       row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
-      self.chunks[d][place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
+      one = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
+      self.chunks[d][place] = dataclasses.replace(one, begun=None)
     read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
     return programs.batch_of(read, real.ravel()), at.ravel()
 
@@ -214,24 +219,29 @@ def stream(
   key: Key[Array, ""],
   *,
   places: int,
+  crossing: Crossing | None = None,
   watch: Callable[[slots.DecodeProgress], None] = lambda progress: None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """Yields N rollouts of each prompt, on the host, as prompts finish.
 
   `feed` is called for prompts when a place is free. The number of `places` is a
   multiple of the devices' rows; `params` must not be donated before the end.
+  `crossing` says when sampling ends, and gets all that was sampled until then.
   """
   count = min(spec.groups, places)
   spec = dataclasses.replace(spec, groups=count).share(places)
-  make = functools.partial(_Group, spec, params, key, watch)
+  make = functools.partial(_Group, spec, params, key, watch, crossing)
   groups = [make(places // count + (g < places % count)) for g in range(count)]
   dealt = _Dealt(feed, count)
   running: dict[futures.Future[None], _Group] = {}
+  end: float | None = None
   with futures.ThreadPoolExecutor(count) as pool:
     while True:
       feed(0, False)  # raises Enough, also if there is no room
+      if crossing is not None and end is None:
+        end = crossing.ends()
       for g, group in enumerate(groups):
-        if group in running.values():
+        if group in running.values() or group.over(end):
           continue
         # Places may be left, and the feed may have more prompts.
         while room := group.held.room:
@@ -242,11 +252,14 @@ def stream(
         if any(group.held.chunks):
           running[pool.submit(group.advance)] = group
       if not running:
-        return
+        break
       done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
       for future in done:
         future.result()
         yield from running.pop(future).finished()
+  if crossing is not None and (end := crossing.ends()) is not None:
+    for group in groups:
+      crossing.left |= group.left(end)
 
 
 class _Dealt:
@@ -269,7 +282,11 @@ class _Dealt:
         one = jax.tree.map(lambda x, i=i: x[i : i + 1], more)
         self._own[self._given % len(self._own)].append(one)
         self._given += 1
-    some = [own.popleft() for _ in range(min(room, len(own)))]
+    some: list[Prompts] = []
+    # Those that go on have one array more than those that begin.
+    alike = lambda: (own[0].begun is None) == (some[0].begun is None)
+    while own and len(some) < room and (not some or alike()):
+      some.append(own.popleft())
     if not some:
       return None
     return jax.tree.map(lambda *x: np.concatenate(x), *some)
@@ -284,15 +301,22 @@ class _Group:
     params: PyTree,
     key: Key[Array, ""],
     watch: Callable[[slots.DecodeProgress], None],
+    crossing: Crossing | None,
     places: int,
   ):
     self._params, self._key, self._watch = params, key, watch
     self._devices, self._each = spec.devices, places // spec.devices
-    self._program = spec.program(places, streams=True)
+    program = spec.program(places, streams=True)
+    crosses = crossing is not None
+    self._program = dataclasses.replace(program, replays=crosses)
     self.held = Places(self._devices, self._each)
     self._shelf = Shelf(self._devices, self._each)
     self._decoding: OpenRollouts | None = None
     self._spent = 0
+    self._crossing, self._time = crossing, 0.0  # decode steps
+    # Tokens of the rollouts in all places, at each time that the host looked.
+    self._seen: list[tuple[float, dict[Chunk, np.ndarray]]] = []
+    self._made: Finished = {}
 
   def admit(self, more: Prompts) -> None:
     """Puts prompts into free places; those that are unread are read."""
@@ -301,7 +325,8 @@ class _Group:
     for part in parts:
       self._decoding = self._read(part)
     assert self._decoding is not None  # the first prompts are unread
-    chunks = programs.Chunks(batch.prompts.index, *batch[1:], rows)
+    begun = batch.prompts.begun
+    chunks = programs.Chunks(batch.prompts.index, *batch[1:], rows, begun)
     self._decoding = _admitted(self._decoding, chunks, at, self._key)
     self._watch(self._decoding.progress)
 
@@ -327,6 +352,37 @@ class _Group:
     assert decoding is not None
     if decoding.progress.busy + decoding.progress.waiting:
       self._decoding = sampler.advance(decoding)
+    if self._crossing is not None:
+      self._look(decoding.progress.slot_steps)
+
+  def _look(self, before: int) -> None:
+    """Counts the steps since then, and the tokens that there are."""
+    now = self._decoding
+    assert now is not None
+    slot_steps = now.spec.lanes * now.spec.slots * self._devices
+    self._time += (now.progress.slot_steps - before) / slot_steps
+    count = np.asarray(_lengths(now.spec, now.state))
+    count = count.reshape(self._devices, self._each, -1)
+    each = enumerate(self.held.chunks)
+    places = [(x, count[d, i]) for d, own in each for i, x in own.items()]
+    self._seen.append((self._time, {_chunk(x): n for x, n in places}))
+
+  def over(self, end: float | None) -> bool:
+    """Whether all is decoded that this step may have, and it was looked at."""
+    return end is not None and bool(self._seen) and self._time >= end
+
+  def left(self, end: float) -> Finished:
+    """All chunks as they were at the first look from `end` on."""
+    if not self._seen:
+      return {}
+    assert self._crossing is not None and self._decoding is not None
+    time, counts = next((x for x in self._seen if x[0] >= end), self._seen[-1])
+    whole = {c for c in self._made if self._crossing.times[c] <= time}
+    every = np.ones((self._devices, self._each), bool)
+    for prompts, rollouts in self._out(self.held.among(every), 0.0):
+      self._made |= by_chunk(prompts, rollouts)
+    found = {c: _cut(self._made[c], n) for c, n in counts.items()}
+    return found | {c: self._made[c] for c in whole}
 
   def finished(self) -> Iterator[tuple[Prompts, Rollouts]]:
     """Prompts of which all rollouts have ended; frees their places."""
@@ -343,9 +399,39 @@ class _Group:
     count = sum(map(len, done))
     share = (decoding.progress.slot_steps - self._spent) / max(count, 1)
     self._spent = decoding.progress.slot_steps if count else self._spent
-    for start in range(0, max(map(len, done)), held.visited):
-      some = [own[start : start + held.visited] for own in done]
-      yield _handed_out(decoding, held, some, share)
+    for prompts, rollouts in self._out(done, share):
+      if self._crossing is not None:
+        self._made |= (found := by_chunk(prompts, rollouts))
+        self._crossing.times |= dict.fromkeys(found, self._time)
+      yield prompts, rollouts
+
+  def _out(
+    self, places: list[list[int]], share: float
+  ) -> Iterator[tuple[Prompts, Rollouts]]:
+    """What these places of each device hold, which are free then."""
+    assert self._decoding is not None
+    for start in range(0, max(map(len, places)), self.held.visited):
+      some = [own[start : start + self.held.visited] for own in places]
+      yield _handed_out(self._decoding, self.held, some, share)
+
+
+def _chunk(prompts: Prompts) -> Chunk:
+  assert prompts.first is not None
+  return Chunk(int(prompts.index[0]), int(prompts.first[0]))
+
+
+def _cut(made: Rollouts, count: Int[np.ndarray, " N"]) -> Rollouts:
+  """The first tokens of each rollout, so many."""
+  mask = made.mask & (np.arange(made.mask.shape[2]) < count[:, None])
+  fewer = mask.sum(axis=2) < made.mask.sum(axis=2)
+  return dataclasses.replace(
+    made,
+    tokens=np.where(mask, made.tokens, 0),
+    logp=np.where(mask, made.logp, 0),
+    mask=mask,
+    truncated=made.truncated | fewer,
+    slot_steps=np.zeros_like(made.slot_steps),
+  )
 
 
 def _handed_out(
@@ -400,7 +486,9 @@ def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
   to = jnp.where(chunks.real, at, P + 1)
   put = lambda x, new: x.at[to].set(new, mode="drop")
   packed = state.packed.reshape(P, N, T, 2)
-  empty = jnp.full((len(to), N, T, 2), -1, jnp.int32).at[:, :, 0].set(first)
+  empty = jnp.full((len(to), N, T, 2), -1, jnp.int32)
+  empty = empty if chunks.begun is None else chunks.begun
+  empty = empty.at[:, :, 0].set(first)
   # The order of prompts without a lane: the earlier ones, then the new ones.
   left = jnp.arange(P + 1) + state.next
   todo = state.todo.at[left].get(mode="fill", fill_value=P)
@@ -414,6 +502,12 @@ def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
   )
   queue = jax.tree.map(put, queue, fresh)
   return queue, state, slots.measure_progress(state, queue, spec)
+
+
+@slots.compiled((SPLIT,), SPLIT)
+def _lengths(spec: ProgramSpec, state: DecodeState) -> Int[Array, "P N"]:
+  """Tokens of all rollouts."""
+  return jnp.sum(state.packed[..., 0] >= 0, axis=1).reshape(-1, spec.chunk)
 
 
 @slots.compiled((SPLIT, SPLIT, WHOLE), SPLIT)

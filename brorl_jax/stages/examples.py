@@ -127,6 +127,8 @@ class Examples:
     self.forms, self.dropped = dict[str, list[str]](), list[str]()
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
+    # Whether each step has prompts of its own.
+    self._anew = not self._train and not config.run.max_age
     # An evaluation may have only held-out files; nothing is drawn from them.
     stored = self._train or _by_domain(self._heldout)
     mixed = (c.puzzles or not given) and not own
@@ -283,16 +285,16 @@ class Examples:
   ) -> Sequence[int]:
     """Indices p of the prompts that a step may draw, in that order.
 
-    Files continue where the previous step ended. Puzzles are unlimited: (step,
-    p) identifies one, and p starts from 0 in each step.
+    Files continue where the previous step ended, and so does all with a
+    max_age. Otherwise puzzles are unlimited: (step, p) identifies one, and p
+    starts from 0 in each step.
     """
-    start = progress.drawn if self._train else 0
+    start = 0 if self._anew else progress.drawn
     return range(start, start + most)
 
   def _draw(self, step: int, position: int) -> Example:
-    anew = not self._train
-    number = base.candidate_index(step, position) if anew else position
-    domain, element = self._order[number]
+    anew = base.candidate_index(step, position)
+    domain, element = self._order[anew if self._anew else position]
     if domain in self._train:
       return self._train[domain][element]
     return self._made(element)

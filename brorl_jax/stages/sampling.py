@@ -1,6 +1,7 @@
 """Stage 2: prompts -> rollouts, for training and for evaluations."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -13,14 +14,14 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, WithPolicy
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.dynamic_sampling import Feed, RoundPlan
+from brorl_jax.rollout.dynamic_sampling import Crossing, Feed, RoundPlan
 from brorl_jax.rollout.slots import RolloutSpec
 
 
 def form(phase: Phase) -> str:
   """How rollouts of a step are decoded, in a few words."""
   plan = phase.memory.rollouts
-  if _together(plan):
+  if _together(plan) and not phase.config.run.max_age:
     return (
       f"a row for each prefix, of at most {plan.load.max_new_tokens} tokens"
     )
@@ -56,19 +57,18 @@ def stream_rollouts(
   params: PyTree,
   feed: Feed,
   key: Key[Array, ""],
+  *crossing: Crossing,
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
   """For training: finished prompts with their rollouts. Each process samples
   its share of what is in flight; `params` are spread over all processes.
   """
   c, plan = phase.config.sampling, phase.memory.rollouts
   spec, shared = _spec(this, plan, SamplingParams(temperature=c.temperature))
-  return (prefixes if shared else stream).stream(
-    spec,
-    sharding.local_copy(params, sharding.local_mesh(this.mesh)),
-    feed,
-    key,
-    places=plan.load.prompts,
-  )
+  make = (prefixes if shared else stream).stream
+  if crossing:
+    make = functools.partial(stream.stream, crossing=crossing[0])
+  params = sharding.local_copy(params, sharding.local_mesh(this.mesh))
+  return make(spec, params, feed, key, places=plan.load.prompts)
 
 
 def _spec(

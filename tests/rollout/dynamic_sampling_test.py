@@ -307,18 +307,18 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   assert claims(1) == [1]
   assert claims(5) == [3]  # 0 to 3 may all pass
   assert pending.feed(5, False) is None
-  board.write(0, "0")
+  board.write(0, "0 0.0")
   assert claims(5) == [4]
   pending.publish(1, True)
   pending.publish(4, False)
-  assert board.notes == {0: "0", 1: "1", 4: "0"}
+  assert board.notes == {0: "0 0.0", 1: "1 0.0", 4: "0 0.0"}
   board.claims[5] = "other"
-  board.write(5, "1")  # its claim was not seen
+  board.write(5, "1 0.0")  # its claim was not seen
   assert pending.feed(5, False) is None  # 1, 2, 3 and 5
-  board.write(2, "0")
+  board.write(2, "0 0.0")
   assert claims(5) == [6]
   for i in (3, 6):
-    board.write(i, "1")
+    board.write(i, "1 0.0")
   with pytest.raises(dynamic_sampling.Enough):  # 1, 3, 5 and 6
     pending.feed(0, True)
 

@@ -4,6 +4,8 @@ import functools
 import threading
 import time
 
+import chex
+import crowds
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from small_decoders import (
   KEY,
   RECALL,
   Feed,
+  Recall,
   Table,
   by_prompt,
   devices,
@@ -367,3 +370,109 @@ def test_prompts_that_come_when_few_slots_are_left_compile_nothing(monkeypatch):
   assert sum(len(prompts.index) for prompts, _ in out) == 8
   assert len(shapes) > 2
   assert all(x == shapes[0] for x in shapes)
+
+
+def crossing(
+  seed, params, *, places, max_age=1, steps=3, target=3, plan=None, **changes
+):
+  """Steps of a run, whose verdicts come late by chance."""
+  every, rng = numbered(64), np.random.default_rng(seed)
+  plan = plan or dynamic_sampling.RoundPlan((8,), 0, 4)
+  how = spec(**{"n": plan.chunk} | changes)
+
+  def score(prompts, rollouts):
+    time.sleep(rng.random() * 0.05)
+    assert rollouts.whole.all() and rollouts.age is not None
+    first = rollouts.tokens[..., 0]
+    return scored.scores(1.0 * (first == 1), first)
+
+  found, begin, before = [], 0, None
+  for step in range(steps):
+
+    def sample(feed, crosses, step=step):
+      of = how, params[step % len(params)], feed, KEY
+      return stream.stream(*of, places=places, crossing=crosses)
+
+    sampled = dynamic_sampling.collect(
+      sample, score, lambda groups: groups.scores.reward.any(axis=1),
+      lambda some: jax.tree.map(lambda x: x[list(some)], every),
+      range(begin, 64), target=target, plan=plan, max_age=max_age,
+      before=before,
+    )  # fmt: skip
+    assert sampled.kept.sum() == target
+    begin, before = begin + len(sampled.kept), sampled.unfinished
+    found.append(sampled)
+  return found
+
+
+def same_steps(a, b):
+  for one, other in zip(a, b, strict=True):
+    chex.assert_trees_all_equal(one.unfinished, other.unfinished)
+    for field in ("tokens", "logp", "age", "truncated"):
+      x, y = (getattr(s.groups.rollouts, field) for s in (one, other))
+      np.testing.assert_array_equal(x, y, err_msg=field)
+
+
+CROSSING = tiers.some([
+  {"places": 8, "lanes": 3, "slots": 2},
+  {"places": 6, "lanes": 2, "slots": 2, "max_new_tokens": 150, "groups": 2},
+  {"places": 6, "lanes": 2, "slots": 2, "policy": Recall(pool_columns=4)},
+], desk=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CROSSING)
+def test_what_crosses_a_step_hangs_on_no_clock(changes):
+  a, b = (crossing(i, [RECALL, RECALL[::-1]], **changes) for i in (0, 1))
+  same_steps(a, b)
+  ages = [int(s.groups.rollouts.age.max()) for s in a]
+  assert ages[0] == 0 and max(ages) == 1
+  # Of rollouts that have tokens and no end: what this is for.
+  assert any(not x.whole.all() for x in a[0].unfinished.values())
+
+
+@pytest.mark.ci
+def test_nor_with_two_processes(monkeypatch):
+  """One of them is slower, and its verdicts come later."""
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+  def both(seed):
+    with monkeypatch.context() as patch:
+      crowd = crowds.Crowd(2, patch)
+      index = lambda: crowd._here.index
+      patch.setattr(jax, "process_index", index)
+      of = {"places": 4, "lanes": 2, "slots": 2, "target": 4}
+      each = lambda i: crossing(seed + i, [RECALL, RECALL[::-1]], **of)
+      return crowd.run(each)
+
+  a, b = both(0), both(5)
+  for one, other in zip(a, b, strict=True):
+    same_steps(one, other)
+  for one, other in zip(*a, strict=True):  # both train on the same
+    chex.assert_trees_all_equal(
+      one.kept_groups().rollouts.tokens, other.kept_groups().rollouts.tokens
+    )
+    mine = [{c.p % 2 for c in x.unfinished} for x in (one, other)]
+    assert mine == [{0}, {1}]
+
+
+@pytest.mark.parametrize("changes", CROSSING)
+def test_rollouts_that_cross_a_step_are_the_same_under_the_same_policy(changes):
+  found = crossing(0, [RECALL], max_age=2, **changes)
+  rollouts = [s.groups.rollouts for s in found]
+  count = sum(len(s.kept) for s in found)
+  how = spec(**{k: v for k, v in changes.items() if k != "places"} | {"n": 8})
+  prompts = jax.tree.map(lambda x: x[:count], numbered(64))
+  want = jax.device_get(sampler.rollouts(how, RECALL, prompts, KEY))
+  for name in ("tokens", "mask", "logp", "truncated"):
+    got = np.concatenate([getattr(x, name) for x in rollouts])
+    np.testing.assert_array_equal(got, getattr(want, name), err_msg=name)
+
+
+@pytest.mark.ci
+def test_no_token_is_older_than_it_may_be():
+  """Many places: what was begun early is needed late, and begun again."""
+  of = {"places": 32, "lanes": 8, "slots": 2, "target": 1, "steps": 4}
+  for most in (1, 2):
+    found = crossing(0, [RECALL], max_age=most, **of)
+    left = [x.age.max() for s in found for x in s.unfinished.values()]
+    assert max(left) == max(s.groups.rollouts.age.max() for s in found) == most
