@@ -411,9 +411,6 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "a formula of variables such as \u00ac(P \u2227 Q)",
   ),
   "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
-  "rubiks_cube": (
-    r"[LRUDFB]'?2?(?:\s+[LRUDFB]'?2?)*",
-    "moves such as U R' F",
-  ),
+  "rubiks_cube": (r"[LRUDFB]'?2?(?:\s+[LRUDFB]'?2?)*", "moves such as U R' F"),
   "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

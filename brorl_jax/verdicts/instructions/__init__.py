@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.instructions import if_library
+from brorl_jax.verdicts.math import expressions
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
 from brorl_jax.verdicts.strict_json import kind as type_of
@@ -23,9 +24,6 @@ RELATIONS = {  # IFEval lacks the last one
   "at least": int.__ge__,
   "at most": int.__le__,
 }
-CONSTRAINED_RESPONSES = tuple(
-  f"My answer is {answer}." for answer in ("yes", "no", "maybe")
-)
 # A forbidden phrase is compared at every word: its length multiplies the time.
 MAX_FORBIDDEN = 100
 _BULLET = re.compile(r"^[^\S\n]*+(?:-|\*[^*\n])", re.MULTILINE)
@@ -227,13 +225,7 @@ def capital_words(response: str) -> list[str]:
 
 
 # Frequent in English texts and rare in other languages.
-_COMMON = frozenset(
-  """
-  the of and to in is you that it he was for on are as with his they at be this
-  have from or had by not but what all were we when your can said there an each
-  which she do how their if will
-  """.split()
-)
+_COMMON = frozenset(expressions.table("english.txt").split())
 
 
 def is_english(response: str) -> bool:
@@ -417,7 +409,9 @@ BUILT_IN: dict[str, Checker] = {
     num_bullets=whole,
   ),
   "detectable_format:constrained_response": _kind(
-    lambda response: sum(a in response for a in CONSTRAINED_RESPONSES) == 1
+    lambda response: 1 == sum(
+      f"My answer is {answer}." in response for answer in ("yes", "no", "maybe")
+    )
   ),
   "detectable_format:number_highlighted_sections": _number(
     _count_highlights, "num_highlights", "at least"
