@@ -22,9 +22,9 @@ Standard library only, for Python 3.9 and later.
 
 from __future__ import annotations
 
-import collections
 import json
 import math
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,12 +35,7 @@ _MAX_KEY_DEPTH = 4
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 _WORD = 1 << 63
-_DICTS = (
-  dict,
-  collections.Counter,
-  collections.OrderedDict,
-  collections.defaultdict,
-)
+_DICTS = (dict, Counter, OrderedDict, defaultdict)
 _TEXT = {str, bool, type(None)}
 _SCALARS = _TEXT | {int, float}
 

@@ -88,20 +88,13 @@ class Jail:
     """The result of a library call; see LibraryWorker.ask."""
     return self._worker.ask(call, *args, timeout=timeout)
 
-  def run(
-    self,
-    job: Mapping[str, Any],
-    *,
-    limits: Limits,
-    tests: bytes = b"",
-    received: int | None = None,
-  ) -> JobResult:
-    """Runs a program, or raises Failed; see Zygote.run."""
+  def run(self, job: Mapping[str, Any], **how: Any) -> JobResult:
+    """Runs a program, or raises Failed; arguments as of Zygote.run."""
     if self._stopped:
       raise Failed("stopped")
     if self._zygote is None:
       self._zygote = require(allow_inner=self._allow_inner).zygote()
-    return self._zygote.run(job, limits=limits, tests=tests, received=received)
+    return self._zygote.run(job, **how)
 
   def stop(self) -> None:
     """Ends the work in progress and refuses more; callable from any thread."""

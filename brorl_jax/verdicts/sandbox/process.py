@@ -500,9 +500,6 @@ class Deadline:
     return time.monotonic() >= self._end
 
 
-# What they print.
-
-
 class Output(io.FileIO):
   """Standard output or error, where what cannot be written is left out."""
 

@@ -272,8 +272,6 @@ def _expected(frames: Sequence[Frame]) -> list[Frame]:
   return [frame for _, frame in in_order]
 
 
-# Its start.
-
 # Modules that a jail, which cannot read this package, gets in import order.
 _MODULES = ("seccomp_landlock", "codec", "jail_main")
 _BOOT = """
@@ -297,12 +295,7 @@ for name, source in boot["modules"].items():
 sys.modules[boot["main"]].main(int(sys.argv[2]), **boot["options"])
 """
 _READABLE = (
-  "/usr/lib",
-  "/usr/lib64",
-  "/usr/local/lib",
-  "/usr/share/zoneinfo",
-  "/lib",
-  "/lib64",
+  "/usr/lib /usr/lib64 /usr/local/lib /usr/share/zoneinfo /lib /lib64".split()
 )
 
 
