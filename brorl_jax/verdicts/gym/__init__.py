@@ -449,9 +449,7 @@ def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
 DOMAIN = Domain(
   name=base.MADE,
   verify=verify,
-  fields={
-    "entry": base.Field(lambda value: strict_json.mapping(value, "entry"))
-  },
+  fields={"entry": base.Field(lambda x: strict_json.mapping(x, "entry"))},
   check_reference=_check_reference,
   task=lambda record: _task(record["entry"]),
 )

@@ -199,10 +199,8 @@ def measure() -> Level:
     return dataclasses.replace(nothing, reason=version)
   why = f"bwrap is not installed; {_INSTALL}"
   inner = Level("inner", why, interpreter, version, abi, machine, None)
-  if bubblewrap := shutil.which("bwrap"):
-    full = dataclasses.replace(
-      inner, name="full", reason="", bubblewrap=bubblewrap
-    )
+  if bwrap := shutil.which("bwrap"):
+    full = dataclasses.replace(inner, name="full", reason="", bubblewrap=bwrap)
     if not (fault := _try_out(full)):
       return full
     why = f"bwrap: {fault}; {_remedy()}"
@@ -342,9 +340,7 @@ def _attempts(zygote: Zygote) -> str:
   return f"the self-test failed: {got}"
 
 
-def _call(
-  zygote: Zygote, function: str, args: list[Any], limits: Limits
-) -> Any:
+def _call(zygote: Zygote, function: str, args: list, limits: Limits) -> Any:
   """The result of a function in `_ATTEMPTS`, or a text with the reason."""
   job = {
     "mode": "call",
