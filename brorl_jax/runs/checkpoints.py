@@ -461,9 +461,8 @@ def _arrays(where: pathlib.Path, item: PyTree, how: PyTree, **more: Any):
 def steps(directory: pathlib.Path) -> list[int]:
   """The steps in a directory, ascending; raises Unreachable if not readable."""
   try:
-    return sorted(
-      int(p.name) for p in directory.iterdir() if p.name.isdecimal()
-    )
+    names = [p.name for p in directory.iterdir()]
+    return sorted(int(name) for name in names if name.isdecimal())
   except FileNotFoundError:
     return []
   except OSError as e:

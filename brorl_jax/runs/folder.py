@@ -42,13 +42,10 @@ _FEW = 4  # names in a line
 _PYTHON = platform.python_version()
 # Settings of XLA and jax that may change how a number is computed.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-_JAX_FLAGS = (
-  "jax_default_matmul_precision",
-  "jax_default_prng_impl",
-  "jax_threefry_partitionable",
-  "jax_disable_most_optimizations",
-  "jax_enable_x64",
-)
+_JAX_FLAGS = """
+  jax_default_matmul_precision jax_default_prng_impl jax_threefry_partitionable
+  jax_disable_most_optimizations jax_enable_x64
+""".split()
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 _LIBRARIES = """
   jax jaxlib jax-cuda12-plugin libtpu flax optax orbax-checkpoint transformers
