@@ -82,9 +82,7 @@ def initial_state(
   keep_reference: bool,
   offload: str,
 ) -> State:
-  """The state before the first step; arguments as of `state_places`. One
-  program makes all of it, so that every leaf is a global array.
-  """
+  """The state of `state_places`: one program, so that all leaves are global."""
   make, _, places = state_places(
     params, tx, mesh, keep_reference=keep_reference, offload=offload
   )
@@ -134,9 +132,7 @@ def _copied(params: PyTree) -> PyTree:
   return jax.tree.map(jnp.copy, params)
 
 
-def _like(
-  make: Callable[[PyTree], PyTree], old: PyTree, params: PyTree
-) -> PyTree:
+def _like(make: Callable, old: PyTree, params: PyTree) -> PyTree:
   """The result of `make(params)`, where `old` lies: on devices or the host."""
   places = jax.tree.map(lambda x: x.sharding, old)
   return jax.jit(make, out_shardings=places)(params)

@@ -25,9 +25,7 @@ Spec = TypeVar("Spec", bound=PolicySpec)
 
 
 def adapted(c: Spec, rank: int, alpha: float, layers: tuple[str, ...]) -> Spec:
-  """The policy with an adapter of config.policy.lora_*; ValueError if it cannot
-  have one. Rank 0: without.
-  """
+  """The policy with config.policy.lora_* (rank 0: as it is), or ValueError."""
   if not rank:
     return c
   if c.experts and (routed := [x for x in layers if x in LORA_LAYERS[4:]]):

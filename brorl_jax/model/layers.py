@@ -25,8 +25,7 @@ from brorl_jax.rl import vocabulary
 # arrays of [tokens, F], 1.8 GB for the 8,960 of a 1.5B policy in bfloat16. For
 # 8 rows of 15,360 tokens at once they would be 13 GB.
 TILE = 2**14
-# Tokens of a large tile are a multiple of it: for others a TPU's compiler takes
-# minutes.
+# Tokens of a large tile are a multiple: others take a TPU's compiler minutes.
 _UNIT = 128
 # Rows, at most, of a product in which the weight comes first.
 _FEW = 128
@@ -220,7 +219,7 @@ def _graph(
 
 
 def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
-  """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
+  """Random float32 parameters, N(0, 0.02^2), norms 1, biases 0, an adapter's."""
   k_embed, k_blocks, k_head = jax.random.split(key, 3)
   module = lambda make: (
     lambda k: nnx.to_pure_dict(nnx.state(make(c, rngs=nnx.Rngs(params=k))))

@@ -50,9 +50,7 @@ class Policy(PolicySpec):
   """A decoder as pure functions of its parameters."""
 
   def init(self, key: Key[Array, ""]) -> PyTree:
-    """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0; with an
-    adapter if there is a `lora_rank`.
-    """
+    """Random float32 parameters: see `layers.init`."""
     return layers.init(self, key)
 
   @functools.cached_property

@@ -79,9 +79,7 @@ Cut = tuple[str | tuple[str, ...] | None, ...]
 HOST = "pinned_host"  # JAX's name for the memory of a device's machine
 
 
-def param_shardings(
-  abstract_params: PyTree, mesh: Mesh | AbstractMesh
-) -> PyTree:
+def param_shardings(params: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
   """A `NamedSharding` for every parameter, in the same nested dict. Raises
   ValueError if a parameter has no rule, or does not divide by it.
   """
@@ -107,7 +105,7 @@ def param_shardings(
       spec = PartitionSpec(*spec[:-1])
     return NamedSharding(mesh, spec)
 
-  return jax.tree_util.tree_map_with_path(place, abstract_params)
+  return jax.tree_util.tree_map_with_path(place, params)
 
 
 def over_rows(
