@@ -380,9 +380,7 @@ class Rewards:
     known |= {"source": given.task, "prompt": given.question}
     known |= {"messages": [*map(dict, given.messages)], **given.columns}
     example = dumps(known)
-    submit = lambda texts: self._threads.submit(
-      self._call, which, texts, example, step
-    )
+    submit = lambda x: self._threads.submit(self._call, which, x, example, step)
     if self.whole[which]:
       return submit(texts).result
     # Equal responses are scored once.

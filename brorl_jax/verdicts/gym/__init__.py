@@ -178,9 +178,8 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
 
 
 def is_heldout(task: str, question: str) -> bool:
-  digest = hashlib.blake2b(
-    f"{task}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
-  ).digest()
+  text = f"{task}\n{question}".encode("utf-8", "surrogatepass")
+  digest = hashlib.blake2b(text, digest_size=8).digest()
   return int.from_bytes(digest, "little") % _HELDOUT_ONE_IN == 0
 
 

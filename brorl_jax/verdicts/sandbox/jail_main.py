@@ -589,7 +589,7 @@ def _call_candidate(
 
 def _raised(name: str) -> Exception:
   """The builtin exception of that name; tests may expect it."""
-  kind = vars(sys.modules["builtins"]).get(name)
+  kind: Any = vars(sys.modules["builtins"]).get(name)
   # A StopIteration would end a loop of the tests before its last assert.
   ends = "StopIteration", "StopAsyncIteration"
   error = isinstance(kind, type) and issubclass(kind, Exception)

@@ -145,10 +145,8 @@ class LibraryWorker(process.Worker):
     """
     question = json.dumps([call, args]).encode()
     with self._question(call):
-      if len(question) > MAX_QUESTION:
-        raise Failed(
-          f"a question of {len(question)} bytes; the limit is {MAX_QUESTION}"
-        )
+      if (n := len(question)) > MAX_QUESTION:
+        raise Failed(f"a question of {n} bytes; the limit is {MAX_QUESTION}")
       if not self._running():
         self._begin_again()
       assert self._guard is not None

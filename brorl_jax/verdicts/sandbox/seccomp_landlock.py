@@ -15,8 +15,7 @@ before it reads untrusted text, and cannot undo it. Four mechanisms:
                  it
 
 Landlock does not cover a file's mode, times and owner, so the system calls that
-change these are not allowed. stat() is allowed: names and sizes of files can be
-probed.
+change these are not allowed. stat() is: names and sizes of files can be probed.
 
 Standard library only, from Python 3.9: the system's interpreter may run this.
 """
