@@ -52,8 +52,7 @@ def form(
 
   ENTRY is one of `entries`; the HOW of a part without it is that of all others.
   HOW is what `parse` reads, or a function, "package.module:function" or
-  "file.py:function". `plain` has all else. Raises ValueError that quotes the
-  wrong part.
+  "file.py:function". `plain` has the rest. ValueError quotes the wrong part.
   """
   hows: dict[str, str] = {}
   for part in filter(None, (part.strip() for part in text.split(";"))):

@@ -171,9 +171,8 @@ def draw_counts(
     step = _BLOCK >> (i + 1)
     return jnp.where(inside[block, low + step - 1] <= goal, low + step, low)
 
-  token = jax.lax.fori_loop(
-    0, _BLOCK.bit_length() - 1, halve, jnp.zeros(n, jnp.int32)
-  )
+  low, rounds = jnp.zeros(n, jnp.int32), _BLOCK.bit_length() - 1
+  token = jax.lax.fori_loop(0, rounds, halve, low)
   counts = jnp.bincount(block * _BLOCK + token, length=table.size)
   return counts[: probs.size].astype(jnp.int32)
 

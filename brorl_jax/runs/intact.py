@@ -38,7 +38,7 @@ def describe(state: PyTree) -> dict[str, str]:
   return {path: f"{x.dtype}{list(x.shape)}" for path, x in leaves(state)}
 
 
-def digest(state: PyTree, saved: Mapping[str, str] = {}) -> dict[str, str]:
+def digest(state: PyTree, saved: Mapping | None = None) -> dict[str, str]:
   """A hash of each array, by path: its SHA-256.
 
   Of an array that is spread over processes, none of which has all of it, a sum
@@ -48,7 +48,7 @@ def digest(state: PyTree, saved: Mapping[str, str] = {}) -> dict[str, str]:
   out = {}
   for path, leaf in leaves(state):
     spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-    kind = saved.get(path) or (_SUM if spread else "")
+    kind = (saved or {}).get(path) or (_SUM if spread else "")
     if kind.startswith(_SUM):
       out[path] = _SUM + (_sum(leaf) if spread else f"{_part(leaf):016x}")
       continue

@@ -138,9 +138,7 @@ def is_number(x: Any) -> bool:
   return type(x) in (int, float) and abs(x) < 1e300
 
 
-def _read(
-  path: str | pathlib.Path, check: Check
-) -> Iterator[dict[str, Any] | Damaged]:
+def _read(path: str | pathlib.Path, check: Check) -> Iterator[dict | Damaged]:
   with pathlib.Path(path).open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.endswith(b"\n"):  # cut: every whole line ends with it
