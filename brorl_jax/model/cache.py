@@ -535,7 +535,6 @@ def _step(query, pool, table, first, stop, i, carry, *, tile: int, softcap):
   total = shrink * total + jnp.sum(weight, axis=1)
   if scale is not None:
     weight *= size(1)[None]
-  added = jnp.dot(
-    weight.astype(query.dtype), load(1), preferred_element_type=jnp.float32
-  )
+  weight = weight.astype(query.dtype)
+  added = jnp.dot(weight, load(1), preferred_element_type=jnp.float32)
   return peak, total, shrink[:, None] * out + added

@@ -32,6 +32,7 @@ _FEW = 128
 # Rows, at most, that every expert computes. With 32 experts of Qwen3-30B-A3B
 # 1,024 take .5 ms at 650 TFLOP/s, as long as launching 32 blocks.
 EVERY = 2**10
+_INIT = nnx.initializers.normal(0.02)
 
 
 def _rows(x: Float[Array, "P M Q D"]) -> Float[Array, "n D"]:
@@ -56,9 +57,7 @@ class _Norm(nnx.Module):
 
 class _Kernel(nnx.Module):
   def __init__(self, shape: tuple[int, ...], *, rngs: nnx.Rngs):
-    self.kernel = nnx.Param(
-      nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32)
-    )
+    self.kernel = nnx.Param(_INIT(rngs.params(), shape, jnp.float32))
 
 
 _ACTIVATIONS = {
@@ -78,7 +77,7 @@ def _einsum(
     kernel,
     tuple(n for n, axis in axes if axis not in inputs) if bias else None,
     dtype=c.dtype,
-    kernel_init=nnx.initializers.normal(0.02),
+    kernel_init=_INIT,
     einsum_op=functools.partial(_as_matrices, c.target),
     rngs=rngs,
   )
@@ -103,8 +102,7 @@ def _as_matrices(
 
 class _Outside(nnx.Module):
   def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
-    init = nnx.initializers.normal(0.02)
-    self.embed = nnx.Embed(c.vocab, c.width, embedding_init=init, rngs=rngs)
+    self.embed = nnx.Embed(c.vocab, c.width, embedding_init=_INIT, rngs=rngs)
     self.ln_final = _Norm(c, c.width)
 
 
@@ -219,7 +217,7 @@ def _graph(
 
 
 def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
-  """Random float32 parameters, N(0, 0.02^2), norms 1, biases 0, an adapter's."""
+  """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
   k_embed, k_blocks, k_head = jax.random.split(key, 3)
   module = lambda make: (
     lambda k: nnx.to_pure_dict(nnx.state(make(c, rngs=nnx.Rngs(params=k))))
@@ -557,9 +555,7 @@ def _by_expert_backward(mesh, saved, slope: Float[Array, "n D"]):
   return dx, dshare, None, *dweights
 
 
-by_expert.defvjp(
-  lambda mesh, *args: (by_expert(mesh, *args), args), _by_expert_backward
-)
+by_expert.defvjp(lambda mesh, *x: (by_expert(mesh, *x), x), _by_expert_backward)
 
 
 def _over_experts(mesh, x, share, chosen, *more) -> list[Array]:

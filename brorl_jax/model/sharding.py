@@ -376,9 +376,8 @@ def local_copy(params: PyTree, mesh: Mesh) -> PyTree:
 def copying(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
   """The program of `local_copy`, for arrays or their shapes and places."""
   devices = jax.tree.leaves(params)[0].sharding.mesh.devices
-  apart = Mesh(
-    devices.reshape(-1, *mesh.devices.shape), ("process", *mesh.axis_names)
-  )
+  names, shape = ("process", *mesh.axis_names), mesh.devices.shape
+  apart = Mesh(devices.reshape(-1, *shape), names)
   places = param_shardings(params, mesh)
   place = lambda s: NamedSharding(apart, s.spec)
   return jax.jit(lambda x: x, out_shardings=jax.tree.map(place, places))
