@@ -322,8 +322,8 @@ def calls(job: dict[str, Any], results: int) -> int:
     payload = why = b""
     began = time.process_time()
     try:
-      args = codec.rebuild(codec.decode(node))
-      payload = codec.dumps(codec.encode(function(*args)))
+      given = codec.decode(node)
+      payload = codec.dumps(codec.encode(function(*codec.rebuild(given))))
     except BaseException as error:
       why = b"runtime error: " + name_of(error)
     send(results, index, 0, payload, why, cpu_s=time.process_time() - began)
