@@ -172,14 +172,10 @@ def read(
 
 
 def _refuse_repeat(example: Example, kept: _Kept, first: str, domains) -> None:
-  """Raises Refused if the id of an example is taken, or if the `first` that has
-  the same prompt has another answer.
-  """
-  if example.id in kept:
-    place = kept[example.id][1]
-    raise Refused(
-      "id", f"{example.id!r} is also the id of {place}; make ids unique"
-    )
+  """Refuses a taken id, and another answer than that to the same prompt."""
+  if (id := example.id) in kept:
+    place = kept[id][1]
+    raise Refused("id", f"{id!r} is also the id of {place}; make ids unique")
   domain = domains.get(example.domain)
   if first in kept and domain is not None and domain.one_answer:
     other, place = kept[first]

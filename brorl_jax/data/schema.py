@@ -38,8 +38,7 @@ class Form:
   function: Callable[[dict[str, Any]], Any] | None = None
   how: str = ""  # what the config says of them, a function's file absolute
   digest: str = ""  # of the function's file
-  # The forms of entries of data.files and data.heldout_files, as written, that
-  # have their own.
+  # Of entries of data.files and data.heldout_files, as written, with their own.
   entries: Mapping[str, "Form"] = dataclasses.field(default_factory=dict)
 
 
@@ -53,8 +52,7 @@ def form(
 
   ENTRY is one of `entries`; the HOW of a part without it is that of all others.
   HOW is what `parse` reads, or a function, "package.module:function" or
-  "file.py:function". `plain` has all else. Raises ValueError that quotes the
-  wrong part.
+  "file.py:function". `plain` has the rest. ValueError quotes the wrong part.
   """
   hows: dict[str, str] = {}
   for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -237,9 +235,7 @@ def example(
   domains: Mapping[str, Domain],
   form: Form,
 ) -> Example:
-  """Converts a record, or raises Refused. `source` and `name` are defaults of
-  its fields "source" and "id".
-  """
+  """A record's example, or Refused; `source`, `name` are default source, id."""
   values, others = renamed(record, form.names)
   domain, foreign = _domain({**others, **values}, domains, form)
   for field in (*COMMON, *domain.fields):
@@ -340,9 +336,7 @@ def _refuse_columns(
   values: Mapping[str, Any],
   others: Mapping[str, Any],
 ) -> None:
-  """Refuses misspelt optional fields, and those of other domains, which are
-  probably mistakes; their required fields may be ordinary columns.
-  """
+  """Refuses misspelt optional fields, and optional ones of other domains."""
   if domain.name not in domains:
     return
   for other in domains.values():
@@ -363,8 +357,6 @@ def _is_name(value: Any) -> bool:
 
 
 def _field_name(record: Mapping[str, Any], field: str) -> str:
-  if field not in record:
-    raise Refused(field, "missing; add it to every example")
   value = record[field]
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
@@ -403,11 +395,9 @@ def _messages(
       f"messages[{len(out) - 1}].role",
       f"{show(out[-1]['role'])}; the last message must be from the user",
     )
-  characters = sum(len(m["content"]) for m in out)
-  if characters > MAX_PROMPT:
-    raise Refused(
-      field, f"{characters:,} characters; use at most {MAX_PROMPT:,}"
-    )
+  size = sum(len(m["content"]) for m in out)
+  if size > MAX_PROMPT:
+    raise Refused(field, f"{size:,} characters; use at most {MAX_PROMPT:,}")
   return out
 
 
@@ -434,12 +424,10 @@ def _with_choices(
   return (*messages[:-1], {**messages[-1], "content": asked})
 
 
-def _message(message: Any, field: str) -> dict[str, str]:
-  if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-    raise Refused(
-      field, f"{show(message)}; use an object with role and content only"
-    )
-  role, content = message["role"], message["content"]
+def _message(m: Any, field: str) -> dict[str, str]:
+  if not isinstance(m, dict) or m.keys() != {"role", "content"}:
+    raise Refused(field, f"{show(m)}; use an object with role and content only")
+  role, content = m["role"], m["content"]
   if role not in ROLES:
     one_of = f"use one of {', '.join(ROLES)}"
     raise Refused(f"{field}.role", f"{show(role)}; {one_of}")

@@ -74,20 +74,11 @@ def updates_done(opt: PyTree) -> int:
   return int(optax.tree.get_all_with_path(opt, "count")[0][1])
 
 
-def initial_state(
-  params: PyTree,
-  tx: optax.GradientTransformation,
-  mesh: Mesh,
-  *,
-  keep_reference: bool,
-  offload: str,
-) -> State:
+def initial_state(params: PyTree, *args: Any, **options: Any) -> State:
   """The state before the first step; arguments as of `state_places`. One
   program makes all of it, so that every leaf is a global array.
   """
-  make, _, places = state_places(
-    params, tx, mesh, keep_reference=keep_reference, offload=offload
-  )
+  make, _, places = state_places(params, *args, **options)
   return jax.jit(make, out_shardings=places)(params)
 
 
@@ -134,9 +125,7 @@ def _copied(params: PyTree) -> PyTree:
   return jax.tree.map(jnp.copy, params)
 
 
-def _like(
-  make: Callable[[PyTree], PyTree], old: PyTree, params: PyTree
-) -> PyTree:
+def _like(make: Callable, old: PyTree, params: PyTree) -> PyTree:
   """The result of `make(params)`, where `old` lies: on devices or the host."""
   places = jax.tree.map(lambda x: x.sharding, old)
   return jax.jit(make, out_shardings=places)(params)

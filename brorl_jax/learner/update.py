@@ -298,9 +298,7 @@ def scored(
 
 
 def placed(later: packing.Later, mesh: Mesh) -> PyTree:
-  """A batch on the mesh: blocks, axis 1, spread over its rows. A host makes
-  those of its own devices.
-  """
+  """A batch on the mesh: blocks, axis 1, over rows; a host makes its own."""
   own = sharding.own_rows(mesh, later.blocks)
   put = functools.partial(sharding.spread_rows, mesh, own, later.blocks)
   return jax.tree.map(put, later.make(own))

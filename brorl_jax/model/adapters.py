@@ -25,9 +25,7 @@ Spec = TypeVar("Spec", bound=PolicySpec)
 
 
 def adapted(c: Spec, rank: int, alpha: float, layers: tuple[str, ...]) -> Spec:
-  """The policy with an adapter of config.policy.lora_*; ValueError if it cannot
-  have one. Rank 0: without.
-  """
+  """The policy with an adapter, or at rank 0 without; ValueError if unfit."""
   if not rank:
     return c
   if c.experts and (routed := [x for x in layers if x in LORA_LAYERS[4:]]):
@@ -90,9 +88,7 @@ def split(params: PyTree) -> tuple[PyTree, PyTree]:
   blocks = params.get("blocks", {}) if isinstance(params, dict) else {}
   if not any(_LEAVES[0] in module for module in blocks.values()):
     return params, {}
-  part = lambda module, ours: {
-    name: x for name, x in module.items() if (name in _LEAVES) == ours
-  }
+  part = lambda m, ours: {k: x for k, x in m.items() if (k in _LEAVES) == ours}
   trained = {m: part(x, True) for m, x in blocks.items() if _LEAVES[0] in x}
   frozen = {m: part(x, False) for m, x in blocks.items()}
   return {"blocks": trained}, {**params, "blocks": frozen}

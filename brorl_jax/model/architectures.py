@@ -215,10 +215,8 @@ def _experts(c: Any) -> dict[str, Any]:
   experts, each = c.num_experts, c.num_experts_per_tok
   if each > experts:
     raise _Unsupported("num_experts_per_tok", each, f"more than {experts}")
-  normalize = bool(c.norm_topk_prob)
-  return dict(
-    experts=experts, experts_per_token=each, normalize_experts=normalize
-  )
+  scaled = bool(c.norm_topk_prob)
+  return dict(experts=experts, experts_per_token=each, normalize_experts=scaled)
 
 
 def _checked(value: Any, field: str) -> Any:
@@ -243,15 +241,14 @@ def _sliding(c: Any) -> tuple[bool, ...]:
   if c.model_type == "llama":  # whatever its config says
     return ()
   # Of these all layers slide or none, whatever layer_types says.
-  kinds = ["sliding_attention"] * c.num_hidden_layers
+  layers = c.num_hidden_layers
+  kinds = ["sliding_attention"] * layers
   if c.model_type not in ("mistral", "qwen3_moe"):
     kinds = c.layer_types
   if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
     raise _Unsupported("layer_types", sorted(unknown), "not supported")
-  if len(kinds) != c.num_hidden_layers:
-    raise _Unsupported(
-      "layer_types", kinds, f"not of {c.num_hidden_layers} layers"
-    )
+  if len(kinds) != layers:
+    raise _Unsupported("layer_types", kinds, f"not of {layers} layers")
   if getattr(c, "sliding_window", None) is None:
     return ()
   slides = tuple(kind == "sliding_attention" for kind in kinds)

@@ -19,9 +19,12 @@ from brorl_jax.model.spec import PolicySpec, Target
 
 # Not -inf: a query without any visible key (padding) must stay finite.
 MASKED = -1e30
+_cut = jax.lax.dynamic_slice_in_dim
 # For the sum of a query that sees nothing (padding): its output is 0. Others
 # have a sum of at least 1, that of their largest score.
 _NOTHING = 1e-30
+
+product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 # Keys, values and which of them each query sees.
 Side = tuple[Array, Array, Array]
@@ -173,13 +176,9 @@ def _rotated_by_product(
   """
   join = lambda *parts: jnp.concatenate(parts, axis=-1)
   K = x.shape[-1]
-  swapped = jnp.einsum(
-    "...k,kl->...l",
-    x,
-    jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1),
-    precision="highest",  # numbers in float32 are not rounded
-    preferred_element_type=jnp.float32,
-  )
+  swap = jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1)
+  # "highest": numbers in float32 are not rounded.
+  swapped = product("...k,kl->...l", x, swap, precision="highest")
   turned = x.astype(jnp.float32) * join(cos, cos) + swapped * join(-sin, sin)
   return turned.astype(x.dtype)
 
@@ -247,9 +246,7 @@ def attend(
   S = 0 if shared is None else shared[0].shape[2]
   # Axes in the order of the products, P G M (H/G Q) K and P G M Q K, so that no
   # scores are transposed: 70 -> 19 CPU-ms for a layer at 16 rows of 128.
-  q = jnp.transpose(
-    (q * scale).reshape(P, M, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
-  )
+  q = (q * scale).reshape(P, M, Q, G, H // G, K).transpose(0, 3, 1, 4, 2, 5)
   own = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), visible
   devices = math.prod(sharding.axes_here(mesh).values())
   each = -(-P * M * H * (Q + S) // devices)
@@ -450,21 +447,15 @@ def _scores(
   k: Float[Array, "P G *m t K"],
   softcap: float,
 ) -> Float[Array, "P G M J q t"]:
-  score = jnp.einsum(
-    "...nk,...tk->...nt", _flat(rows, k), k, preferred_element_type=jnp.float32
-  ).reshape(*rows.shape[:5], k.shape[-2])
-  return capped(score, softcap)
+  score = product("...nk,...tk->...nt", _flat(rows, k), k)
+  return capped(score.reshape(*rows.shape[:5], k.shape[-2]), softcap)
 
 
 def _values(
   weight: Float[Array, "P G M J q t"], v: Float[Array, "P G *m t K"]
 ) -> Float[Array, "P G M J q K"]:
-  return jnp.einsum(
-    "...nt,...tk->...nk",
-    _flat(weight, v),
-    v,
-    preferred_element_type=jnp.float32,
-  ).reshape(*weight.shape[:5], -1)
+  out = product("...nt,...tk->...nk", _flat(weight, v), v)
+  return out.reshape(*weight.shape[:5], -1)
 
 
 def _added(
@@ -488,13 +479,11 @@ def _slopes(
   softcap: float,
 ) -> tuple[Array, Array, Array]:
   """Slopes of queries, keys and values from one tile of scores, in float32."""
-  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   score = _scores(rows, k, softcap)
   weight = jnp.where(see[:, None, :, None], jnp.exp(score - top), 0.0)
-  dv = product(
-    "...nt,...nk->...tk", _flat(weight.astype(d.dtype), k), _flat(d, k)
-  )
-  dp = product("...nk,...tk->...nt", _flat(d, k), v).reshape(weight.shape)
+  d = _flat(d, k)
+  dv = product("...nt,...nk->...tk", _flat(weight.astype(d.dtype), k), d)
+  dp = product("...nk,...tk->...nt", d, v).reshape(weight.shape)
   ds = weight * (dp - mean)
   if softcap:
     ds *= 1.0 - jnp.square(score / softcap)
@@ -506,10 +495,6 @@ def _slopes(
 def _flat(x: Float[Array, "P G M J q x"], k: Array) -> Array:
   """In one axis what has the same keys: rows of a prompt, or of one row."""
   return x.reshape(*x.shape[: k.ndim - 2], -1, x.shape[-1])
-
-
-def _cut(x: Array, at: Array, size: int, axis: int) -> Array:
-  return jax.lax.dynamic_slice_in_dim(x, at, size, axis)
 
 
 def _seen(

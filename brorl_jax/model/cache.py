@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding, tpu_kernels
-from brorl_jax.model.attention import MASKED, Softmax, added, capped
+from brorl_jax.model.attention import MASKED, Softmax, added, capped, product
 from brorl_jax.model.spec import Target
 
 # A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
@@ -180,19 +180,13 @@ def prompt_softmax(
   together = together.reshape(A, G, J * R, K)
 
   def scores(part: SharedKeys) -> Float[Array, "A G J R S"]:
-    score = jnp.einsum(
-      "agnk,agsk->agns", together, part.k, preferred_element_type=jnp.float32
-    ).reshape(A, G, J, R, -1)
+    score = product("agnk,agsk->agns", together, part.k).reshape(A, G, J, R, -1)
     mask = part.mask[:, None, None]  # A 1 1 R|1 S
     return jnp.where(mask, capped(score, softcap), MASKED)
 
   def values(weight: Float[Array, "A G J R S"], part: SharedKeys) -> Array:
-    return jnp.einsum(
-      "agns,agsk->agnk",
-      weight.astype(q.dtype).reshape(A, G, J * R, -1),
-      part.v,
-      preferred_element_type=jnp.float32,
-    ).reshape(A, G, J, R, K)
+    weight = weight.astype(q.dtype).reshape(A, G, J * R, -1)
+    return product("agns,agsk->agnk", weight, part.v).reshape(A, G, J, R, K)
 
   if pieces is None or len(pieces) == 1:
     score = scores(shared)
@@ -227,9 +221,7 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
 
 def _page_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
   k = page.k if page.k_scale is None else page.k.astype(q.dtype)
-  score = jnp.einsum(
-    "bgjk,bgkc->bgjc", q.astype(k.dtype), k, preferred_element_type=jnp.float32
-  )
+  score = product("bgjk,bgkc->bgjc", q.astype(k.dtype), k)
   return score if page.k_scale is None else score * page.k_scale[:, :, None]
 
 
@@ -237,12 +229,7 @@ def _page_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
   v = page.v if page.v_scale is None else page.v.astype(dtype)
   if page.v_scale is not None:
     weight *= page.v_scale[:, :, None]
-  return jnp.einsum(
-    "bgjc,bgck->bgjk",
-    weight.astype(dtype).astype(v.dtype),
-    v,
-    preferred_element_type=jnp.float32,
-  )
+  return product("bgjc,bgck->bgjk", weight.astype(dtype).astype(v.dtype), v)
 
 
 class BlockPool(NamedTuple):
@@ -320,7 +307,6 @@ def row_attention(
   """
   C = pool.kv.shape[3]
   stored = q.dtype if pool.scale is not None else pool.kv.dtype
-  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
   def add(i, state: Softmax) -> Softmax:
     kv, sizes = jax.tree.map(
@@ -340,9 +326,8 @@ def row_attention(
     def values(weight: Float[Array, "B G J C"]) -> Float[Array, "B G J K"]:
       if sizes is not None:
         weight *= jnp.where(seen, sizes[:, 1, :, None], 0.0)
-      return product(
-        "bgjc,bgck->bgjk", weight.astype(q.dtype).astype(stored), v
-      )
+      weight = weight.astype(q.dtype).astype(stored)
+      return product("bgjc,bgck->bgjk", weight, v)
 
     return added(state, score, values, seen)
 
@@ -391,9 +376,7 @@ def attend_pool(
 
 
 def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):
-  """`kernel` on every device for its own key/value heads. XLA cannot cut a
-  kernel: it would gather all heads of the pool.
-  """
+  """`kernel` on every device for its own heads; XLA would gather the pool's."""
   if not (axes := sharding.axes_here(None)):
     return kernel
   return jax.shard_map(
@@ -552,7 +535,6 @@ def _step(query, pool, table, first, stop, i, carry, *, tile: int, softcap):
   total = shrink * total + jnp.sum(weight, axis=1)
   if scale is not None:
     weight *= size(1)[None]
-  added = jnp.dot(
-    weight.astype(query.dtype), load(1), preferred_element_type=jnp.float32
-  )
+  weight = weight.astype(query.dtype)
+  added = jnp.dot(weight, load(1), preferred_element_type=jnp.float32)
   return peak, total, shrink[:, None] * out + added

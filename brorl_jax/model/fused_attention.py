@@ -53,8 +53,7 @@ def supports(target: Target, q: Array, real: Real, *, softcap: float) -> bool:
     return False
   if target.platform == "gpu":
     half = q.dtype in (jnp.bfloat16, jnp.float16)
-    small = K <= 128 and K % 8 == 0
-    return half and small and not softcap
+    return half and K <= 128 and K % 8 == 0 and not softcap
   return target.platform == "tpu" and K % _LANES == 0
 
 
@@ -73,9 +72,8 @@ def attend(
   kernel = _cudnn if target.platform == "gpu" else _splash
   kernel = functools.partial(kernel, scale=scale, softcap=softcap)
   P, G = len(q), own[0].shape[2]
-  return _on_devices(functools.partial(_rows, kernel), mesh, P, G)(
-    q, shared, own, real
-  )
+  rows = functools.partial(_rows, kernel)
+  return _on_devices(rows, mesh, P, G)(q, shared, own, real)
 
 
 def _on_devices(f: Callable, mesh: Mesh | None, P: int, G: int) -> Callable:

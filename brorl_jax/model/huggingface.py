@@ -183,9 +183,7 @@ def save(
 def save_adapter(
   directory: pathlib.Path, policy: Policy, params: PyTree, *, base: str
 ) -> None:
-  """Writes a policy's adapter as PEFT's LoRA; `base` is the directory or model
-  of the hub that it goes with.
-  """
+  """Writes an adapter as PEFT's LoRA; `base`: its model's directory or name."""
   directory.mkdir()
   tensors = {}
   for module, leaves in adapters.split(params)[0]["blocks"].items():
@@ -428,10 +426,8 @@ def read_tensors(
   at = lambda name: None if places is None else places[name]
 
   inside = stored["blocks"]
-  empty = lambda: _map(
-    lambda s: jnp.zeros((layers, *s.policy_shape), dtype), inside
-  )
-  stack = jax.jit(empty, out_shardings=at("blocks"))()
+  zero = lambda s: jnp.zeros((layers, *s.policy_shape), dtype)
+  stack = jax.jit(lambda: _map(zero, inside), out_shardings=at("blocks"))()
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=at("blocks"))
   def place(stack, read_layer, layer):
@@ -506,16 +502,10 @@ _POST_NORMS = {
   "ln_mlp": "pre_feedforward_layernorm",
   "ln_mlp_out": "post_feedforward_layernorm",
 }
+_MLP = ("gate", "up", "down")
 _MODULES = {
-  "q": "self_attn.q_proj",
-  "k": "self_attn.k_proj",
-  "v": "self_attn.v_proj",
-  "o": "self_attn.o_proj",
-  "gate": "mlp.gate_proj",
-  "up": "mlp.up_proj",
-  "down": "mlp.down_proj",
+  **{x: f"self_attn.{x}_proj" for x in "qkvo"},
+  **{x: f"mlp.{x}_proj" for x in _MLP},
+  **{f"expert_{x}": f"mlp.experts.{{expert}}.{x}_proj" for x in _MLP},
   "router": "mlp.gate",
-  "expert_gate": "mlp.experts.{expert}.gate_proj",
-  "expert_up": "mlp.experts.{expert}.up_proj",
-  "expert_down": "mlp.experts.{expert}.down_proj",
 }

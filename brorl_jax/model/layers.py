@@ -25,14 +25,14 @@ from brorl_jax.rl import vocabulary
 # arrays of [tokens, F], 1.8 GB for the 8,960 of a 1.5B policy in bfloat16. For
 # 8 rows of 15,360 tokens at once they would be 13 GB.
 TILE = 2**14
-# Tokens of a large tile are a multiple of it: for others a TPU's compiler takes
-# minutes.
+# Tokens of a large tile are a multiple: others take a TPU's compiler minutes.
 _UNIT = 128
 # Rows, at most, of a product in which the weight comes first.
 _FEW = 128
 # Rows, at most, that every expert computes. With 32 experts of Qwen3-30B-A3B
 # 1,024 take .5 ms at 650 TFLOP/s, as long as launching 32 blocks.
 EVERY = 2**10
+_INIT = nnx.initializers.normal(0.02)
 
 
 def _rows(x: Float[Array, "P M Q D"]) -> Float[Array, "n D"]:
@@ -57,9 +57,7 @@ class _Norm(nnx.Module):
 
 class _Kernel(nnx.Module):
   def __init__(self, shape: tuple[int, ...], *, rngs: nnx.Rngs):
-    self.kernel = nnx.Param(
-      nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32)
-    )
+    self.kernel = nnx.Param(_INIT(rngs.params(), shape, jnp.float32))
 
 
 _ACTIVATIONS = {
@@ -79,7 +77,7 @@ def _einsum(
     kernel,
     tuple(n for n, axis in axes if axis not in inputs) if bias else None,
     dtype=c.dtype,
-    kernel_init=nnx.initializers.normal(0.02),
+    kernel_init=_INIT,
     einsum_op=functools.partial(_as_matrices, c.target),
     rngs=rngs,
   )
@@ -104,8 +102,7 @@ def _as_matrices(
 
 class _Outside(nnx.Module):
   def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
-    init = nnx.initializers.normal(0.02)
-    self.embed = nnx.Embed(c.vocab, c.width, embedding_init=init, rngs=rngs)
+    self.embed = nnx.Embed(c.vocab, c.width, embedding_init=_INIT, rngs=rngs)
     self.ln_final = _Norm(c, c.width)
 
 
@@ -558,9 +555,7 @@ def _by_expert_backward(mesh, saved, slope: Float[Array, "n D"]):
   return dx, dshare, None, *dweights
 
 
-by_expert.defvjp(
-  lambda mesh, *args: (by_expert(mesh, *args), args), _by_expert_backward
-)
+by_expert.defvjp(lambda mesh, *x: (by_expert(mesh, *x), x), _by_expert_backward)
 
 
 def _over_experts(mesh, x, share, chosen, *more) -> list[Array]:

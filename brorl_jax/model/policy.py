@@ -50,9 +50,7 @@ class Policy(PolicySpec):
   """A decoder as pure functions of its parameters."""
 
   def init(self, key: Key[Array, ""]) -> PyTree:
-    """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0; with an
-    adapter if there is a `lora_rank`.
-    """
+    """As `layers.init`, with an adapter if there is a `lora_rank`."""
     return layers.init(self, key)
 
   @functools.cached_property
@@ -194,15 +192,12 @@ class Policy(PolicySpec):
 
     def read(i, carry):
       prefix, _ = carry
-      chunk = lambda x: jax.lax.dynamic_slice_in_dim(
-        x, i * PREFILL_CHUNK, PREFILL_CHUNK, axis=1
-      )
-      hidden, k, v = self._own(
-        params, chunk(tokens)[:, None], chunk(padded)[:, None], prefix
-      )
+      cut = jax.lax.dynamic_slice_in_dim
+      chunk = lambda x: cut(x, i * PREFILL_CHUNK, PREFILL_CHUNK, axis=1)
+      new, real = chunk(tokens)[:, None], chunk(padded)
+      hidden, k, v = self._own(params, new, real[:, None], prefix)
       k, v = more(prefix.k, k, 3), more(prefix.v, v, 3)
-      mask = more(prefix.mask, chunk(padded), 1)
-      return Prefix(k, v, mask), hidden[:, 0, -1]
+      return Prefix(k, v, more(prefix.mask, real, 1)), hidden[:, 0, -1]
 
     hidden = jnp.zeros((P, self.width), self.dtype)
     chunks = (S + spare) // PREFILL_CHUNK

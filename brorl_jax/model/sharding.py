@@ -79,9 +79,7 @@ Cut = tuple[str | tuple[str, ...] | None, ...]
 HOST = "pinned_host"  # JAX's name for the memory of a device's machine
 
 
-def param_shardings(
-  abstract_params: PyTree, mesh: Mesh | AbstractMesh
-) -> PyTree:
+def param_shardings(params: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
   """A `NamedSharding` for every parameter, in the same nested dict. Raises
   ValueError if a parameter has no rule, or does not divide by it.
   """
@@ -107,7 +105,7 @@ def param_shardings(
       spec = PartitionSpec(*spec[:-1])
     return NamedSharding(mesh, spec)
 
-  return jax.tree_util.tree_map_with_path(place, abstract_params)
+  return jax.tree_util.tree_map_with_path(place, params)
 
 
 def over_rows(
@@ -378,9 +376,8 @@ def local_copy(params: PyTree, mesh: Mesh) -> PyTree:
 def copying(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
   """The program of `local_copy`, for arrays or their shapes and places."""
   devices = jax.tree.leaves(params)[0].sharding.mesh.devices
-  apart = Mesh(
-    devices.reshape(-1, *mesh.devices.shape), ("process", *mesh.axis_names)
-  )
+  names, shape = ("process", *mesh.axis_names), mesh.devices.shape
+  apart = Mesh(devices.reshape(-1, *shape), names)
   places = param_shardings(params, mesh)
   place = lambda s: NamedSharding(apart, s.spec)
   return jax.jit(lambda x: x, out_shardings=jax.tree.map(place, places))

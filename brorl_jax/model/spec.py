@@ -88,12 +88,8 @@ def available_bytes() -> int:
 
 
 def memory_kills() -> dict[str, int]:
-  """Processes that were killed for memory so far, by control group; of the
-  whole machine if this process is in none.
-  """
-  found = {
-    str(g): _numbers(g / f"memory.{kills}") for g, (*_, kills) in _groups()
-  }
+  """Processes killed for memory so far, by control group, or of the machine."""
+  found = {str(g): _numbers(g / f"memory.{end}") for g, (*_, end) in _groups()}
   found = {name: x["oom_kill"] for name, x in found.items() if "oom_kill" in x}
   return found or {"all": _numbers(_PROC / "vmstat").get("oom_kill", 0)}
 

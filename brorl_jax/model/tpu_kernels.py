@@ -225,9 +225,8 @@ def _add(q, kv, scale, sums, g: int, seen, softcap: float):
   shrink = jnp.exp(top - peak)
   weight = jnp.where(across, jnp.exp(score - peak), 0.0)
   kept_top[g] = peak
-  kept_total[g] = shrink * kept_total[g] + jnp.sum(
-    weight, axis=1, keepdims=True
-  )
+  more = jnp.sum(weight, axis=1, keepdims=True)
+  kept_total[g] = shrink * kept_total[g] + more
   if scale is not None:
     weight = jnp.where(across, weight * scale[0, 1, g : g + 1], 0.0)
   # Unseen values may be no numbers, which times 0 are none either.

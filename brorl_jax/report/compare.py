@@ -85,6 +85,10 @@ def summary(run: LoadedRun) -> dict[str, Any]:
   config = {**run.config}  # with the phases that have started
   for phase in config.get("run.phases") or ():
     config |= phase if phase["from_step"] <= last else {}
+  method = [config.get("loss.kind"), config.get("advantage.kind")]
+  if rounds := config.get("sampling.rounds"):
+    method += [f"N from {rounds[0]} in rounds"]
+  method = ", ".join(str(word) for word in method if word)
   wanted = config.get("run.steps")
   done = run.metrics[-1]["step"] if run.metrics else 0
   training = run.evaluated is None
@@ -96,7 +100,7 @@ def summary(run: LoadedRun) -> dict[str, Any]:
     "folder": run.folder,
     "training": training,
     "evaluated": run.evaluated,
-    "method": _method(config) if training else f"evaluated: {run.evaluated}",
+    "method": method if training else f"evaluated: {run.evaluated}",
     "seed": run.seed,
     **(ran if training else dict.fromkeys(ran)),
     "finished": done == wanted == last if training else True,
@@ -154,14 +158,6 @@ def _spent(lines: Sequence[Json]) -> dict[int, dict[str, Any]]:
     samples = line["data/samples_total"]
     out[line["step"]] = {"net_hours": net, "cpu_hours": cpu, "samples": samples}
   return out
-
-
-def _method(config: Json) -> str:
-  """The method in a few words; another table lists all differences."""
-  words = [config.get("loss.kind"), config.get("advantage.kind")]
-  if rounds := config.get("sampling.rounds"):
-    words += [f"N from {rounds[0]} in rounds"]
-  return ", ".join(str(word) for word in words if word)
 
 
 def _throughput(lines: Sequence[Json]) -> dict[str, Any] | None:

@@ -65,9 +65,7 @@ class LoadedRun:
   def generated(self) -> set[str]:
     """Tasks with generated puzzles, which have numbered ids."""
     named = self.prompts.items()
-    return {
-      task for id, (_, task) in named if id.startswith(f"{task}/heldout/")
-    }
+    return {t for id, (_, t) in named if id.startswith(f"{t}/heldout/")}
 
   @property
   def puzzle_seed(self) -> int | None:

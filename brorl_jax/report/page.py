@@ -100,9 +100,8 @@ def _ticks(low: float, high: float, most: int, whole: bool) -> list[float]:
   """Multiples of 1, 2 or 5 times a power of ten, in at most so many parts."""
   least = max((high - low) / most, float(whole))
   power = 10.0 ** math.floor(math.log10(least) + 1e-9)
-  step = next(
-    m * power for m in (1, 2, 5, 10) if m * power > least * (1 - 1e-9)
-  )
+  steps = (m * power for m in (1, 2, 5, 10))
+  step = next(x for x in steps if x > least * (1 - 1e-9))
   first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
   return [i * step for i in range(first, last + 1)]
 

@@ -105,8 +105,7 @@ def coefficient(
     grpo      E sqrt(K (N - K)) / N       about p sqrt(N) below 1 / N
     others    p (1 - p)                   N decides only the noise
 
-  Those of the others have a factor that is the same for all prompts. `n` may be
-  infinite.
+  Those of the others have a factor, the same for all prompts. `n` may be inf.
   """
   if kind == "maxrl":
     return 1.0 - p - (1.0 - p) ** n

@@ -163,10 +163,8 @@ def pass_at_k(
   right = jnp.sum(reward, axis=1, keepdims=True, where=valid)
   right = jnp.clip(right, 0.0, n)
   i = jnp.arange(1, k, dtype=jnp.float32)[None]  # [1, k-1], against [P, 1]
-  others = jnp.maximum(n - i, 1.0)
-  alone = jnp.prod(
-    jnp.maximum(n - right - i, 0.0) / others, axis=1, keepdims=True
-  )
+  wrong, others = jnp.maximum(n - right - i, 0.0), jnp.maximum(n - i, 1.0)
+  alone = jnp.prod(wrong / others, axis=1, keepdims=True)
   # With at most k that count `alone` is 0, or the group is a single rollout.
   return k * n / jnp.maximum(n - k, 1.0) * alone * centered
 
@@ -235,9 +233,7 @@ ADVANTAGES: dict[str, Callable[..., Array]] = {
   "centered": lambda reward, valid, length: center_by_group(reward, valid),
   "leave_one_out": lambda reward, valid, length: leave_one_out(reward, valid),
   "maxrl": lambda reward, valid, length: maxrl(reward, valid),
-  "pass_at_k": lambda reward, valid, length, *, k: pass_at_k(
-    reward, valid, k=k
-  ),
+  "pass_at_k": lambda reward, valid, length, **k: pass_at_k(reward, valid, **k),
 }
 
 

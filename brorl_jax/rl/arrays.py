@@ -136,8 +136,7 @@ class Mean:
   ) -> "Mean":
     """Total and count of `values` where `where` is True.
 
-    Elsewhere they may hold anything. `weight` is how often each counts; once if
-    it is None.
+    Elsewhere they may hold anything. `weight`: how often each counts; None: 1.
     """
     check(values=(values, "*"), where=(where, "*"), weight=(weight, "*"))
     if weight is None:

@@ -102,9 +102,8 @@ class AdamW:
     square = self.b2 * square + (1.0 - self.b2) * grad**2
     # Powers in float32 of a float32 count would lose digits late in the run.
     steady = lambda x, b: x / -jnp.expm1(count * math.log(b)) if b else x
-    move = steady(mean, self.b1) / (
-      jnp.sqrt(steady(square, self.b2)) + self.eps
-    )
+    scale = jnp.sqrt(steady(square, self.b2)) + self.eps
+    move = steady(mean, self.b1) / scale
     logits = logits * (1.0 - self.lr * self.weight_decay)
     return logits - self.lr * move, (mean, square)
 
@@ -172,9 +171,8 @@ def draw_counts(
     step = _BLOCK >> (i + 1)
     return jnp.where(inside[block, low + step - 1] <= goal, low + step, low)
 
-  token = jax.lax.fori_loop(
-    0, _BLOCK.bit_length() - 1, halve, jnp.zeros(n, jnp.int32)
-  )
+  low, rounds = jnp.zeros(n, jnp.int32), _BLOCK.bit_length() - 1
+  token = jax.lax.fori_loop(0, rounds, halve, low)
   counts = jnp.bincount(block * _BLOCK + token, length=table.size)
   return counts[: probs.size].astype(jnp.int32)
 
@@ -229,9 +227,8 @@ def simulate(
     counts = draw_counts(jax.random.fold_in(key, count), probs, n)
     mean = jnp.sum(counts * reward) / n if centred else 0.0
     grad = surrogate(probs, counts * (reward - mean), n)
-    logits, state = optimizer.step(
-      logits, grad, state, count.astype(logits.dtype)
-    )
+    count = count.astype(logits.dtype)
+    logits, state = optimizer.step(logits, grad, state, count)
     return (logits, state), observe(jax.nn.softmax(logits))
 
   carry = (start, optimizer.init(start))

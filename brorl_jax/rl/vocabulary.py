@@ -83,12 +83,10 @@ def token_logp(
     1,
     0,
   )
-  both: tuple[Array, Array] = _tiled(
-    logits, block, spread, head, apart(hidden), apart(tokens)
-  )
+  tiled = apart(hidden), apart(tokens)
+  both: tuple[Array, Array] = _tiled(logits, block, spread, head, *tiled)
   together = lambda x: jnp.moveaxis(x, 0, 1).reshape(P, -1)[:, :M]
-  logp, entropy = both
-  return together(logp), together(entropy)
+  return together(both[0]), together(both[1])
 
 
 def _parts(

@@ -418,14 +418,10 @@ def compare(where: pathlib.Path, like: PyTree, extra: dict[str, Any]) -> None:
   # Each process reads its share of the arrays.
   every, me = jax.process_count(), jax.process_index()
   wanted = dict([*extra["digest"].items()][me::every])
-  differ = list[str]()
+  differ, none = list[str](), ocp.PLACEHOLDER
   for part in _parts(like, wanted):
-    item = jax.tree_util.tree_map_with_path(
-      lambda path, x, part=part: (
-        x if intact.name(path) in part else ocp.PLACEHOLDER
-      ),
-      like,
-    )
+    read = lambda path, x, part=part: x if intact.name(path) in part else none
+    item = jax.tree_util.tree_map_with_path(read, like)
     # A placeholder is not read: N processes read each array once, not N times.
     state = _arrays(where, item, jax.tree.map(lambda _: _ON_HOST, like))
     found = {name: x for name, x in intact.leaves(state) if name in part}
@@ -461,9 +457,8 @@ def _arrays(where: pathlib.Path, item: PyTree, how: PyTree, **more: Any):
 def steps(directory: pathlib.Path) -> list[int]:
   """The steps in a directory, ascending; raises Unreachable if not readable."""
   try:
-    return sorted(
-      int(p.name) for p in directory.iterdir() if p.name.isdecimal()
-    )
+    names = [p.name for p in directory.iterdir()]
+    return sorted(int(name) for name in names if name.isdecimal())
   except FileNotFoundError:
     return []
   except OSError as e:

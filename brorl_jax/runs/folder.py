@@ -23,9 +23,7 @@ from brorl_jax.many import processes
 from brorl_jax.runs import intact, lines
 
 # A resumed run may have other values of these fields and is the same run...
-_MAY_DIFFER = frozenset(
-  name for name, about in config.every_field().items() if about.free
-)
+_MAY_DIFFER = frozenset(k for k, x in config.every_field().items() if x.free)
 # ... but not of these if the last step or a checkpoint affects what is sampled
 # next or when the reference is reset.
 _ENDS = frozenset({"run.steps", "run.save_every", "run.max_samples"})
@@ -42,13 +40,10 @@ _FEW = 4  # names in a line
 _PYTHON = platform.python_version()
 # Settings of XLA and jax that may change how a number is computed.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-_JAX_FLAGS = (
-  "jax_default_matmul_precision",
-  "jax_default_prng_impl",
-  "jax_threefry_partitionable",
-  "jax_disable_most_optimizations",
-  "jax_enable_x64",
-)
+_JAX_FLAGS = """
+  jax_default_matmul_precision jax_default_prng_impl jax_threefry_partitionable
+  jax_disable_most_optimizations jax_enable_x64
+""".split()
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 _LIBRARIES = """
   jax jaxlib jax-cuda12-plugin libtpu flax optax orbax-checkpoint transformers
@@ -94,9 +89,8 @@ def check_empty(workdir: pathlib.Path) -> None:
 def _exists(workdir: pathlib.Path) -> bool:
   """Whether there is such a folder; UserError if it could not be written."""
   # os.path.exists is False inside an unreadable folder; Path.exists raises.
-  parent = next(
-    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
-  )
+  places = workdir, *workdir.absolute().parents
+  parent = next(filter(os.path.exists, places))
   if not (parent.is_dir() and os.access(parent, os.R_OK | os.W_OK | os.X_OK)):
     raise UserError(
       f"workdir {workdir}: {parent} is not a folder that can be read and "

@@ -35,14 +35,10 @@ class Damage(ValueError):
 
 def describe(state: PyTree) -> dict[str, str]:
   """Dtype and shape of each array, by path: "float32[3, 4]"."""
-  return {
-    path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves(state)
-  }
+  return {path: f"{x.dtype}{list(x.shape)}" for path, x in leaves(state)}
 
 
-def digest(
-  state: PyTree, saved: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def digest(state: PyTree, saved: Mapping | None = None) -> dict[str, str]:
   """A hash of each array, by path: its SHA-256.
 
   Of an array that is spread over processes, none of which has all of it, a sum
@@ -93,9 +89,7 @@ def _part(
   part = np.asarray(array)
   shape = part.shape if shape is None else shape
   index = (slice(None),) * len(shape) if index is None else index
-  along = [
-    np.arange(*at.indices(n)) for at, n in zip(index, shape, strict=True)
-  ]
+  along = [np.arange(*s.indices(n)) for s, n in zip(index, shape, strict=True)]
   places = np.ravel_multi_index(np.ix_(*along), shape) if shape else 0
   bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}")
   with np.errstate(over="ignore"):

@@ -138,9 +138,7 @@ def is_number(x: Any) -> bool:
   return type(x) in (int, float) and abs(x) < 1e300
 
 
-def _read(
-  path: str | pathlib.Path, check: Check
-) -> Iterator[dict[str, Any] | Damaged]:
+def _read(path: str | pathlib.Path, check: Check) -> Iterator[dict | Damaged]:
   with pathlib.Path(path).open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.endswith(b"\n"):  # cut: every whole line ends with it
@@ -180,9 +178,7 @@ class Covered(NamedTuple):
     return None
 
 
-def covered(
-  workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]
-) -> Covered:
+def covered(workdir: pathlib.Path, starts: Sequence[Mapping]) -> Covered:
   """Reads the files of a run and changes nothing.
 
   `starts` has the config of each start, the newest first. Raises Damaged if a
@@ -197,16 +193,13 @@ def covered(
       step = line["step"]
       raise Damaged(f"{path}, line {count}: the step is {step}, not {count}")
   # Starts with different values of eval.every share only these steps.
-  every = math.lcm(
-    *(max(1, c.get("eval", {}).get("every") or 1) for c in starts)
-  )
+  evals = (config.get("eval", {}) for config in starts)
+  every = math.lcm(*(max(1, x.get("every") or 1) for x in evals))
   last = starts[0].get("run", {}).get("steps") if starts else None
   return Covered(workdir, count, evaluations, every, last)
 
 
-def _whole(
-  path: pathlib.Path, check: Check = has_step
-) -> Iterator[dict[str, Any]]:
+def _whole(path: pathlib.Path, check: Check = has_step) -> Iterator[dict]:
   """Lines up to the end, which a power loss may have cut; none without a file.
 
   An unreadable line that is followed by a readable one raises `Damaged`.

@@ -231,9 +231,7 @@ def only_finite(
   scalars: Mapping[str, float | None],
 ) -> tuple[dict[str, float | None], list[str]]:
   """NaN and infinite values as None, and their names."""
-  bad = [
-    k for k, x in scalars.items() if x is not None and not math.isfinite(x)
-  ]
+  bad = [k for k, x in scalars.items() if not math.isfinite(x or 0.0)]
   return {**scalars, **dict.fromkeys(bad)}, bad
 
 

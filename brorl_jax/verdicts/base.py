@@ -259,9 +259,8 @@ def pick_family(
   """
   # A hash, not a random generator: numpy and the standard library may change
   # their streams between versions; BLAKE2 (RFC 7693) cannot.
-  digest = hashlib.blake2b(
-    f"{seed}/{step}".encode(), digest_size=8, person=b"mixture"
-  ).digest()
+  at = f"{seed}/{step}".encode()
+  digest = hashlib.blake2b(at, digest_size=8, person=b"mixture").digest()
   shift = int.from_bytes(digest, "little")
   # In integers: a product of 2**20 positions would lose digits of the fraction.
   uniform = ((shift + position * _GOLDEN) % 2**64 >> 11) * 2.0**-53

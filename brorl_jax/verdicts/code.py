@@ -45,6 +45,7 @@ from brorl_jax.verdicts.sandbox import codec, jail_main, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, Failed
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
+from brorl_jax.verdicts.sandbox.zygote import JobResult
 from brorl_jax.verdicts.strict_json import Refused, show
 
 MAX_PROGRAM = 100_000  # characters
@@ -249,9 +250,7 @@ def _with_definitions(
 # Running it, and what its results say.
 
 
-def _run(
-  program: str, tests: Tests, limits: Limits, jail: Jail
-) -> zygote.JobResult:
+def _run(program: str, tests: Tests, limits: Limits, jail: Jail) -> JobResult:
   """Runs all tests; each with its own time if others may have sped it up."""
   # An output far longer than the expected one cannot match.
   output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
@@ -263,7 +262,7 @@ def _run(
   field = "calls" if tests.mode == "call" else "inputs"
   left = limits.total_s
 
-  def run(which: slice, together: int, most: float) -> zygote.JobResult:
+  def run(which: slice, together: int, most: float) -> JobResult:
     nonlocal left
     if tests.mode != "check":
       job.update({field: tests.job[field][which], "together": together})
@@ -273,8 +272,7 @@ def _run(
     return ended
 
   count = len(tests.outputs)
-  # Decided before any test runs: to be run again would tell a program which
-  # answer was wrong.
+  # Decided before any test runs: another run would tell which answer was wrong.
   widest = 4 * max(map(len, tests.job.get("inputs", [""]))) + output_bytes
   alone = tests.mode == "stdio" and _leaves(program)
   most = 1 if alone else max(1, min(_TOGETHER, _STREAMS // widest))
@@ -288,8 +286,8 @@ def _run(
       ended = run(slice(i, i + 1), 1, limits.test_s)
       frames += ended.frames
       if ended.reason not in ("", _KILLED) or len(ended.frames) != 1:
-        return zygote.JobResult(frames, ended.reason or "ended early")
-    return zygote.JobResult(frames, "")
+        return JobResult(frames, ended.reason or "ended early")
+    return JobResult(frames, "")
   return ended
 
 
@@ -316,9 +314,7 @@ def _leaves(program: str) -> bool:
   )
 
 
-def _verdict(
-  program: str, tests: Tests, ended: zygote.JobResult
-) -> base.Verdict:
+def _verdict(program: str, tests: Tests, ended: JobResult) -> base.Verdict:
   count, frames = len(tests.outputs), ended.frames
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
     return base.judged(ended.reason, program)
@@ -440,9 +436,6 @@ def _same_word(got: bytes, want: bytes) -> bool:
   return abs(other - value) <= min(allowed, most)
 
 
-# The tests.
-
-
 @dataclasses.dataclass(frozen=True)
 class Tests:
   """Tests as a job for the jail, and the expected values, kept outside."""
@@ -508,9 +501,7 @@ def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
   return Tests("check", {"function": name}, [b""], [0], source)
 
 
-def _parse_calls(
-  inputs: Sequence[Any], outputs: Sequence[Any], name: str
-) -> Tests:
+def _parse_calls(inputs: list[Any], outputs: list[Any], name: str) -> Tests:
   nodes, expected, sizes = [], [], []
   for i, (given, want) in enumerate(zip(inputs, outputs, strict=True)):
     where = f"inputs[{i}]"
@@ -518,10 +509,8 @@ def _parse_calls(
       lines = _text(given, where).decode().split("\n")
       arguments = [_json(line, where) for line in lines if line.strip()]
       if isinstance(want, str):
-        try:
+        with contextlib.suppress(ValueError):  # a plain text
           want = _json(want, "")
-        except ValueError:
-          pass  # a plain text
     elif isinstance(given, (list, tuple)):
       arguments = list(given)
     else:
@@ -557,10 +546,8 @@ def _text(value: Any, where: str) -> bytes:
   if not isinstance(value, str):
     raise ValueError(f"tests.{where} is a {type(value).__name__}; use a text")
   data = value.encode()  # raises ValueError for a lone surrogate
-  if len(data) > MAX_TEXT:
-    raise ValueError(
-      f"tests.{where} has {len(data)} bytes; use at most {MAX_TEXT}"
-    )
+  if (size := len(data)) > MAX_TEXT:
+    raise ValueError(f"tests.{where} has {size} bytes; use at most {MAX_TEXT}")
   return data
 
 
@@ -583,12 +570,8 @@ def _node(value: Any, where: str) -> Any:
 
 
 def _has_opaque(node: Any) -> bool:
-  if type(node) is not list:
-    return False
-  return node[0] == "x" or any(map(_has_opaque, node[1:]))
-
-
-# The domain.
+  is_list = type(node) is list
+  return is_list and (node[0] == "x" or any(map(_has_opaque, node[1:])))
 
 
 def _tests(value: Any) -> dict[str, Any]:

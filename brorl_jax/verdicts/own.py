@@ -24,7 +24,6 @@ import math
 import os
 import pathlib
 import queue
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from json import dumps, loads  # which a user's file may replace in json
+from socket import socket
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, get_args
 
@@ -220,9 +220,7 @@ def _invalid(why: str) -> Verdict:
 
 
 def failure(name: str, call: Any, error: BaseException) -> str:
-  """What a function raised, with its name and the last line of its file that
-  ran, or its first.
-  """
+  """A function's error, its name, and its last line that ran, or its first."""
   inner = inspect.unwrap(call)
   code = getattr(inner, "__code__", None)
   code = code or getattr(type(inner).__call__, "__code__", None)
@@ -236,18 +234,16 @@ class _Returned(Exception):
   """A function returned an unusable value."""
 
 
-def _values(value: Any, count: int) -> list[Any]:
+def _values(value: Any, n: int) -> list[Any]:
   try:
     if isinstance(value, str | bytes | dict | Verdict):
       raise TypeError
     values = [*value]
   except TypeError:
+    raise _Returned(f"returned {show(value)}; return a list of {n}") from None
+  if len(values) != n:
     raise _Returned(
-      f"returned {show(value)}; return a list of {count}"
-    ) from None
-  if len(values) != count:
-    raise _Returned(
-      f"returned {len(values)} values for {count} responses; return one each"
+      f"returned {len(values)} values for {n} responses; return one each"
     )
   return values
 
@@ -263,10 +259,8 @@ def _verdict(value: Any, response: str) -> Verdict:
       f"{', '.join(get_args(Status))}"
     )
   for field in ("reason", "answer"):
-    if not isinstance(text := getattr(value, field), str):
-      raise _Returned(
-        f"returned a Verdict with {field} {show(text)}; use a text"
-      )
+    if not isinstance(it := getattr(value, field), str):
+      raise _Returned(f"returned a Verdict with {field} {show(it)}; use a text")
   reason, answer = " ".join(value.reason.split()), value.answer or response
   return Verdict(
     value.status, _number(value.score), reason, answer[:MAX_ANSWER]
@@ -292,14 +286,12 @@ def _number(value: Any) -> float:
 # The processes that call reward functions, and the sum of several.
 
 
-def _by_workers(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
+def _verify(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
   raise RuntimeError("Rewards.score calls the functions of a user")
 
 
 # The domain of every data line if the user brings the reward.
-DOMAIN = Domain(
-  name=base.OWN, verify=_by_workers, fields={}, check_reference=dict
-)
+DOMAIN = Domain(name=base.OWN, verify=_verify, fields={}, check_reference=dict)
 
 
 class Group(NamedTuple):
@@ -388,9 +380,7 @@ class Rewards:
     known |= {"source": given.task, "prompt": given.question}
     known |= {"messages": [*map(dict, given.messages)], **given.columns}
     example = dumps(known)
-    submit = lambda texts: self._threads.submit(
-      self._call, which, texts, example, step
-    )
+    submit = lambda x: self._threads.submit(self._call, which, x, example, step)
     if self.whole[which]:
       return submit(texts).result
     # Equal responses are scored once.
@@ -483,9 +473,7 @@ class FunctionWorker(process.Worker):
       found = self._answer(question, Deadline(self._timeout_s), self._timeout_s)
       return [Verdict(*one) for one in _values(found, len(responses))]
 
-  def _start(
-    self, life: socket.socket, link: socket.socket
-  ) -> subprocess.Popen:
+  def _start(self, life: socket, link: socket) -> subprocess.Popen:
     return process.python(
       __name__,
       [life, link],

@@ -36,9 +36,7 @@ _DENIED = re.compile(
   re.IGNORECASE,
 )
 _MAX_DENIAL = 40
-_LETTER = re.compile(
-  r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE
-)
+_LETTER = re.compile(r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])[)\].:]*", re.I)
 _LETTER_TEXT = re.compile(r"[(\[]?([A-Za-z])(?:[)\].:]+|\s+-|(?=\s))\s*(.+)")
 _HEDGES = re.compile(
   r"\b(?:or|either|maybe|perhaps|possibly|probably|depends|varies|e\.g|etc)\b",
@@ -219,10 +217,8 @@ def _check_choices(choices: Sequence[str]) -> None:
     raise ValueError(
       f"choices is a {type(choices).__name__}; use a list of texts"
     )
-  if not 2 <= len(choices) <= len(LETTERS):
-    raise ValueError(
-      f"choices has {len(choices)} texts; use 2 to {len(LETTERS)}"
-    )
+  if not 2 <= (n := len(choices)) <= len(LETTERS):
+    raise ValueError(f"choices has {n} texts; use 2 to {len(LETTERS)}")
   seen: dict[tuple[str, ...], str] = {}
   for letter, choice in zip(LETTERS, choices, strict=False):
     if not isinstance(choice, str) or not choice.strip():

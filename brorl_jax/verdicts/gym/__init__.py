@@ -28,6 +28,7 @@ from typing import Any
 from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Example, Family, Verdict
 from brorl_jax.verdicts.gym import checks
+from brorl_jax.verdicts.math import expressions
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail, mine
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
 
@@ -62,68 +63,13 @@ LONGEST: Mapping[str, int] = {
   "tower_of_hanoi": 8_000,
 }
 
-_HASH = "its puzzles change with PYTHONHASHSEED"
-_ORDER = "its puzzles depend on more than seed + index"
-
-# Tasks that are scored but not generated, with the reason.
-STORED: Mapping[str, str] = {
-  "acre": _ORDER,
-  "arc_agi": "both sides of the split have the same puzzle in other colours",
-  "bf": "it prints to stdout for every puzzle",
-  "futoshiki": "one puzzle takes 60 to 260 ms",
-  "gsm_symbolic": _ORDER,
-  "intermediate_integration": "one puzzle takes 30 to 130 ms",
-  "isomorphic_strings": _HASH,
-  "list_functions": _ORDER,
-  "polynomial_multiplication": _HASH,
-  "pool_matrix": "its generator accepts no seed above 2**32",
-  "quantum_lock": "one puzzle takes 24 to 42 ms",
-  "ransom_note": _HASH,
-  "rubiks_cube": "one puzzle takes 18 ms",
-  "sokoban": "one puzzle takes 9 to 90 ms",
-  "string_manipulation": "one right answer in 2,000 is empty",
-  "sudoku": "one puzzle takes 22 ms",
-  "zebra_puzzles": "one puzzle takes 60 to 160 ms",
-}
-
+_TASKS = expressions.table("gym.txt").split("\n\n")
+_reasons = lambda lines: dict(x.split(": ", 1) for x in lines.splitlines())
 # Tasks that can be generated and scored.
-ALLOWED = frozenset(
-  """
-  ab aiw arc_1d base_conversion basic_arithmetic binary_alternation
-  binary_matrix bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum
-  circuit_logic color_cube_rotation complex_arithmetic count_bits count_primes
-  countdown course_schedule cryptarithm decimal_chain_sum dice emoji_mystery
-  family_relationships figlet_font fraction_simplification game_of_life
-  game_of_life_halting gcd graph_color group_anagrams jugs kakurasu
-  knights_knaves largest_island lcm leg_counting letter_counting letter_jumble
-  mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid n_queens
-  needle_haystack number_filtering number_format number_sequence
-  number_sorting palindrome_generation palindrome_partitioning path_star
-  prime_factorization products propositional_logic puzzle24 rearc
-  rectangle_count rotate_matrix rotten_oranges self_reference
-  sentence_reordering shortest_path simple_equations simple_geometry
-  simple_integration spell_backward spiral_matrix string_insertion
-  string_splitting string_synthesis survo syllogism tower_of_hanoi tsumego
-  word_sequence_reversal word_sorting
-  """.split()
-)
-
-_NONE = "its puzzles have no stored answer"
-
-REFUSED: Mapping[str, str] = {
-  "advanced_geometry": "its answers have fewer decimals than it asks for",
-  "boxnet": _NONE,
-  "codeio": f"{_HASH}, and many have several right answers",
-  "coin_flip": "its questions do not state the number of digits",
-  "composite": "it is a mixture; list its tasks as families",
-  "decimal_arithmetic": "its answers are rounded after every operation",
-  "knight_swap": f"{_HASH}, and one takes 300 to 600 ms",
-  "polynomial_equations": "its scorer accepts garbage if there is no root",
-  "power_function": "it writes the square of -2 as -2^2",
-  "rush_hour": _NONE,
-  "time_intervals": "some answers are a millisecond too short",
-  "word_ladder": f"{_HASH}, and its scorer knows words of four letters only",
-}
+ALLOWED = frozenset(_TASKS[0].split())
+# Tasks that are scored but not generated, with the reason; and neither.
+STORED: Mapping[str, str] = _reasons(_TASKS[1])
+REFUSED: Mapping[str, str] = _reasons(_TASKS[2])
 
 # Of 2,000 number sequences with complexity 3, the library's default, two took
 # over 10 s. With complexity 2 the slowest took 50 ms.
@@ -232,9 +178,8 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
 
 
 def is_heldout(task: str, question: str) -> bool:
-  digest = hashlib.blake2b(
-    f"{task}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
-  ).digest()
+  text = f"{task}\n{question}".encode("utf-8", "surrogatepass")
+  digest = hashlib.blake2b(text, digest_size=8).digest()
   return int.from_bytes(digest, "little") % _HELDOUT_ONE_IN == 0
 
 
@@ -503,9 +448,7 @@ def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
 DOMAIN = Domain(
   name=base.MADE,
   verify=verify,
-  fields={
-    "entry": base.Field(lambda value: strict_json.mapping(value, "entry"))
-  },
+  fields={"entry": base.Field(lambda x: strict_json.mapping(x, "entry"))},
   check_reference=_check_reference,
   task=lambda record: _task(record["entry"]),
 )

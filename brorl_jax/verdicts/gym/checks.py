@@ -101,9 +101,7 @@ def _term(sign: str, product: str) -> Term:
       letters += 1
       continue
     number = Fraction(factor.strip("()"))
-    coefficient = (
-      coefficient / number if before == "/" else coefficient * number
-    )
+    coefficient *= 1 / number if before == "/" else number
     numbers += 1
   simplified = letters == len(powers) and numbers <= 1
   monomial = tuple(sorted((v, p) for v, p in powers.items() if p))
@@ -330,9 +328,8 @@ def _survo(answer: str, entry: Entry) -> bool | str:
   ]
   kept = all(given in (0, filled) for given, filled in cells)
   filled = sorted(filled for given, filled in cells if given == 0)
-  sums = all(
-    sum(line[:-1]) == line[-1] for line in (*grid, *zip(*grid, strict=True))
-  )
+  lines = (*grid, *zip(*grid, strict=True))
+  sums = all(sum(line[:-1]) == line[-1] for line in lines)
   return kept and filled == candidates and sums
 
 
@@ -358,9 +355,7 @@ CHECKS: Mapping[str, Check] = {
   "palindrome_partitioning": _same_partitions,
   "polynomial_multiplication": _expanded,
   "pool_matrix": _same(lambda text: [[*map(Fraction, r)] for r in _rows(text)]),
-  "prime_factorization": _same(
-    lambda text: sorted(map(int, text.split(_TIMES)))
-  ),
+  "prime_factorization": _same(lambda x: sorted(map(int, x.split(_TIMES)))),
   "puzzle24": _puzzle24,
   "rearc": _same(_rows),
   "simple_integration": _antiderivative,
@@ -411,9 +406,6 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "a formula of variables such as \u00ac(P \u2227 Q)",
   ),
   "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
-  "rubiks_cube": (
-    r"[LRUDFB]'?2?(?:\s+[LRUDFB]'?2?)*",
-    "moves such as U R' F",
-  ),
+  "rubiks_cube": (r"[LRUDFB]'?2?(?:\s+[LRUDFB]'?2?)*", "moves such as U R' F"),
   "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from brorl_jax.verdicts import base, strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.instructions import if_library
+from brorl_jax.verdicts.math import expressions
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, show
 from brorl_jax.verdicts.strict_json import kind as type_of
@@ -23,9 +24,6 @@ RELATIONS = {  # IFEval lacks the last one
   "at least": int.__ge__,
   "at most": int.__le__,
 }
-CONSTRAINED_RESPONSES = tuple(
-  f"My answer is {answer}." for answer in ("yes", "no", "maybe")
-)
 # A forbidden phrase is compared at every word: its length multiplies the time.
 MAX_FORBIDDEN = 100
 _BULLET = re.compile(r"^[^\S\n]*+(?:-|\*[^*\n])", re.MULTILINE)
@@ -77,14 +75,12 @@ def check(instructions: Sequence[Mapping[str, Any]]) -> None:
       if_library.check(kind, kwargs)
 
 
-def _read_all(instructions: Any) -> list[tuple[str, dict[str, Any]]]:
-  if not isinstance(instructions, Sequence) or isinstance(instructions, str):
-    raise ValueError(
-      f"instructions is a {type(instructions).__name__}; use a list"
-    )
-  if not instructions:
+def _read_all(given: Any) -> list[tuple[str, dict[str, Any]]]:
+  if not isinstance(given, Sequence) or isinstance(given, str):
+    raise ValueError(f"instructions is a {type(given).__name__}; use a list")
+  if not given:
     raise ValueError("instructions is empty; give at least one")
-  return [_read(i, item) for i, item in enumerate(instructions)]
+  return [_read(i, item) for i, item in enumerate(given)]
 
 
 def _read(i: int, item: Any) -> tuple[str, dict[str, Any]]:
@@ -227,13 +223,7 @@ def capital_words(response: str) -> list[str]:
 
 
 # Frequent in English texts and rare in other languages.
-_COMMON = frozenset(
-  """
-  the of and to in is you that it he was for on are as with his they at be this
-  have from or had by not but what all were we when your can said there an each
-  which she do how their if will
-  """.split()
-)
+_COMMON = frozenset(expressions.table("english.txt").split())
 
 
 def is_english(response: str) -> bool:
@@ -257,9 +247,7 @@ def _has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
 
 def _lacks_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
   lower = response.lower()
-  return not any(
-    re.search(_as_word(word.lower()), lower) for word in forbidden_words
-  )
+  return not any(re.search(_as_word(w.lower()), lower) for w in forbidden_words)
 
 
 def _as_word(word: str) -> str:
@@ -316,14 +304,12 @@ def _count_highlights(response: str) -> int:
 
 def _is_json(response: str) -> bool:
   """Is JSON and nothing else, optionally fenced by ```."""
-  inside = response.strip()
+  bare = response.strip()
   for fence in ("```json", "```Json", "```JSON", "```"):
-    inside = inside.removeprefix(fence)
+    bare = bare.removeprefix(fence)
   try:
     # Numbers stay texts: converting a million digits would take long.
-    json.loads(
-      inside.removesuffix("```").strip(), parse_int=str, parse_float=str
-    )
+    json.loads(bare.removesuffix("```").strip(), parse_int=str, parse_float=str)
   except (ValueError, RecursionError):  # too deep, where IFEval raises
     return False
   return True
@@ -417,7 +403,9 @@ BUILT_IN: dict[str, Checker] = {
     num_bullets=whole,
   ),
   "detectable_format:constrained_response": _kind(
-    lambda response: sum(a in response for a in CONSTRAINED_RESPONSES) == 1
+    lambda response: 1 == sum(
+      f"My answer is {answer}." in response for answer in ("yes", "no", "maybe")
+    )
   ),
   "detectable_format:number_highlighted_sections": _number(
     _count_highlights, "num_highlights", "at least"
@@ -464,15 +452,13 @@ def _instructions(value: Any) -> list[dict[str, Any]]:
       "instructions", f"{show(value)}; use a list with at least one"
     )
   for i, item in enumerate(value):
-    field = f"instructions[{i}]"
+    at = f"instructions[{i}]"
     if not isinstance(item, dict) or {*item, "kwargs"} != {"id", "kwargs"}:
-      raise Refused(
-        field, f"{show(item)}; use an object with id and kwargs only"
-      )
+      raise Refused(at, f"{show(item)}; use an object with id and kwargs only")
     if not isinstance(item["id"], str):
-      raise Refused(f"{field}.id", f"{type_of(item['id'])}; write it as text")
+      raise Refused(f"{at}.id", f"{type_of(item['id'])}; write it as text")
     if item.get("kwargs") is not None:
-      strict_json.mapping(item["kwargs"], f"{field}.kwargs")
+      strict_json.mapping(item["kwargs"], f"{at}.kwargs")
   return value
 
 

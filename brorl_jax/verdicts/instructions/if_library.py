@@ -14,35 +14,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from brorl_jax.verdicts.math import expressions
+
 # 16,384 tokens have up to 80,000 characters; some checkers are quadratic.
 MAX_RESPONSE = 100_000
 INSTALL = 'pip install "brorl_jax[if]"'
 
 # The language of the response, and the 58 kinds of IFBench
 # (https://arxiv.org/abs/2507.02833).
-KINDS = frozenset(
-  """
-  language:response_language count:conjunctions count:keywords_multiple
-  count:numbers count:person_names count:pronouns count:punctuation
-  count:unique_word_count count:word_count_range count:words_japanese
-  custom:character_reverse custom:csv_city custom:csv_quotes
-  custom:csv_special_character custom:date_format_list
-  custom:european_capitals_sort custom:mcq_count_length custom:multiples
-  custom:reverse_newline custom:sentence_alphabet custom:word_reverse
-  format:emoji format:line_indent format:list format:newline
-  format:no_bullets_bullets format:no_whitespace format:options
-  format:output_template format:parentheses format:quote_unquote format:quotes
-  format:sub-bullets format:thesis format:title_case ratio:overlap
-  ratio:sentence_balance ratio:sentence_type ratio:sentence_words
-  ratio:stop_words repeat:repeat_change repeat:repeat_simple
-  repeat:repeat_span sentence:alliteration_increment sentence:increment
-  sentence:keyword words:alphabet words:consonants
-  words:keywords_specific_position words:last_first words:no_consecutive
-  words:odd_even_syllables words:palindrome words:paragraph_last_first
-  words:prime_lengths words:repeats words:start_verb words:vowel
-  words:words_position
-  """.split()
-)
+KINDS = frozenset(expressions.table("ifbench.txt").split())
 
 _NLTK_DATA = (
   "download it: python -m nltk.downloader punkt_tab stopwords"

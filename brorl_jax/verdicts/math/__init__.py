@@ -88,8 +88,9 @@ def _exactly(answer: str, gold: str) -> tuple[compare.Answer, str]:
     answers = _readings(answer)
   except Unreadable as error:
     return False, f"unreadable: {error}"
-  pairs = [(a, g) for a in answers for g in references]
-  verdicts = [compare.same(a, g, _undecided) for a, g in pairs]
+  # Leaves are undecided outside the jail, unless one is unreadable.
+  rule = lambda a, g: False if a.tree is None or g.tree is None else None
+  verdicts = [compare.same(a, g, rule) for a in answers for g in references]
   if True in verdicts:
     return True, ""
   if None in verdicts:
@@ -107,11 +108,6 @@ def _readings(text: str) -> list[Node]:
   if "," in text and _THOUSANDS.fullmatch(plain(text).replace(r"\$", "")):
     readings.append(parse(plain(text).replace(",", "")))
   return readings
-
-
-def _undecided(answer: Leaf, gold: Leaf) -> compare.Answer:
-  """Leaves are undecided outside the jail, unless one is unreadable."""
-  return False if answer.tree is None or gold.tree is None else None
 
 
 def _parts(node: Node) -> tuple[Node, ...]:

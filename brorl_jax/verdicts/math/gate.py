@@ -144,7 +144,9 @@ def screen(text: str) -> tuple[str, str]:
   clean, reason = _ascii(text)
   if reason:
     return "", reason
-  clean = _CHOOSE.sub(r"\\binom{\1}{\2}", _without_marks(clean))
+  unmarked = _FORMULAS.sub(r"\1", clean) if clean.count("$") > 1 else clean
+  clean = clean if re.search(r"(?<!\\)\$", unmarked) else unmarked
+  clean = _CHOOSE.sub(r"\\binom{\1}{\2}", clean)
   bare = _TEXT.sub(lambda m: m[1] if _NAME.match(m[1]) else " ", clean)
   # `\;` and `\#` are TeX's; the rest of what has a meaning in code is refused.
   code = _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " "))
@@ -158,11 +160,6 @@ def screen(text: str) -> tuple[str, str]:
     or _factorials(bare)
   )
   return "" if reason else clean.strip(" "), reason
-
-
-def _without_marks(text: str) -> str:
-  bare = _FORMULAS.sub(r"\1", text) if text.count("$") > 1 else text
-  return text if re.search(r"(?<!\\)\$", bare) else bare
 
 
 def _ascii(text: str) -> tuple[str, str]:

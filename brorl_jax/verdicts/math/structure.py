@@ -230,9 +230,8 @@ def _united(part: Sequence[Token]) -> Node | None:
   if not separators or any(token.text == "|" for token in pieces[0]):
     return None
   nodes = _flat(_structures(pieces))
-  if all(isinstance(n, Leaf) for n in nodes):
-    return Items("set", nodes)
-  return _union(nodes)
+  points = all(isinstance(node, Leaf) for node in nodes)
+  return Items("set", nodes) if points else _union(nodes)
 
 
 def _union(values: tuple[Node, ...], *, choice: bool = False) -> Items:
@@ -351,10 +350,8 @@ def is_asked(text: str, tree: Tree) -> bool:
 def _ratio(part: Sequence[Token]) -> Node | None:
   part, unit = _without_unit(part)
   pieces, separators = _split(part, ":")
-  if not separators:
-    return None
   # 1:00 p.m. differs from 1:00 a.m.
-  return Row(f":{unit}", _structures(pieces), ":")
+  return Row(f":{unit}", _structures(pieces), ":") if separators else None
 
 
 def _bracketed(part: Sequence[Token]) -> Node | None:
@@ -377,10 +374,8 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
       first, last = "(", ")"  # a vector
     return Row(first, _structures(pieces), last)
   matrix = first + last == "[]" and inside and inside[0].text[:6] == r"\begin"
-  if matrix or (first, last) == ("(", ")"):
-    # Brackets around the whole part, not around a factor of an expression.
-    return _structure(inside)
-  return None
+  # Brackets around the whole part, not around a factor of an expression.
+  return _structure(inside) if matrix or first + last == "()" else None
 
 
 def _set(inside: Sequence[Token]) -> Node:

@@ -181,9 +181,6 @@ def _at(tree: Tree, point: Point) -> Tree:
   return (tree[0], *(_at(argument, point) for argument in tree[1:]))
 
 
-# Values.
-
-
 class Undefined(ValueError):
   """An expression has no finite value at a point."""
 

@@ -22,10 +22,10 @@ Standard library only, for Python 3.9 and later.
 
 from __future__ import annotations
 
-import collections
 import json
 import math
-from collections.abc import Iterable
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MAX_DEPTH = 50
@@ -35,12 +35,7 @@ _MAX_KEY_DEPTH = 4
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 _WORD = 1 << 63
-_DICTS = (
-  dict,
-  collections.Counter,
-  collections.OrderedDict,
-  collections.defaultdict,
-)
+_DICTS = (dict, Counter, OrderedDict, defaultdict)
 _TEXT = {str, bool, type(None)}
 _SCALARS = _TEXT | {int, float}
 
@@ -191,7 +186,18 @@ def _decode(node: Any, depth: int, left: list[int]) -> Any:
       pair = _decode(key, depth + 1, left), _decode(value, depth + 1, left)
       items[_key(key)] = pair
     return Keyed(items, is_set=False)
-  return _decode_scalar(tag, rest)
+  if tag not in _OF_TAG:
+    raise ValueError(f"tag {tag[:9]!r}")
+  return _OF_TAG[tag](*rest)
+
+
+_OF_TAG: dict[str, Callable[..., Any]] = {
+  "x": lambda *_: Opaque(),
+  "c": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
+  "i": lambda text: int(text, 16),
+  "f": float.fromhex,
+  "b": bytes.fromhex,
+}
 
 
 def _decode_all(nodes: list[Any], depth: int, left: list[int]) -> list[Any]:
@@ -201,22 +207,6 @@ def _decode_all(nodes: list[Any], depth: int, left: list[int]) -> list[Any]:
       raise ValueError("too large")
     return nodes
   return [_decode(node, depth + 1, left) for node in nodes]
-
-
-def _decode_scalar(tag: str, rest: list[Any]) -> Any:
-  if tag == "x":
-    return Opaque()
-  if tag == "c":
-    real, imaginary = rest
-    return complex(float.fromhex(real), float.fromhex(imaginary))
-  (text,) = rest
-  if tag == "i":
-    return int(text, 16)
-  if tag == "f":
-    return float.fromhex(text)
-  if tag == "b":
-    return bytes.fromhex(text)
-  raise ValueError(f"tag {tag[:9]!r}")
 
 
 def _keys_too_deep(keys: list[Any]) -> bool:

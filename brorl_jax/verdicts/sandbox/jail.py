@@ -88,20 +88,13 @@ class Jail:
     """The result of a library call; see LibraryWorker.ask."""
     return self._worker.ask(call, *args, timeout=timeout)
 
-  def run(
-    self,
-    job: Mapping[str, Any],
-    *,
-    limits: Limits,
-    tests: bytes = b"",
-    received: int | None = None,
-  ) -> JobResult:
-    """Runs a program, or raises Failed; see Zygote.run."""
+  def run(self, job: Mapping[str, Any], **how: Any) -> JobResult:
+    """Runs a program, or raises Failed; arguments as of Zygote.run."""
     if self._stopped:
       raise Failed("stopped")
     if self._zygote is None:
       self._zygote = require(allow_inner=self._allow_inner).zygote()
-    return self._zygote.run(job, limits=limits, tests=tests, received=received)
+    return self._zygote.run(job, **how)
 
   def stop(self) -> None:
     """Ends the work in progress and refuses more; callable from any thread."""
@@ -206,10 +199,8 @@ def measure() -> Level:
     return dataclasses.replace(nothing, reason=version)
   why = f"bwrap is not installed; {_INSTALL}"
   inner = Level("inner", why, interpreter, version, abi, machine, None)
-  if bubblewrap := shutil.which("bwrap"):
-    full = dataclasses.replace(
-      inner, name="full", reason="", bubblewrap=bubblewrap
-    )
+  if bwrap := shutil.which("bwrap"):
+    full = dataclasses.replace(inner, name="full", reason="", bubblewrap=bwrap)
     if not (fault := _try_out(full)):
       return full
     why = f"bwrap: {fault}; {_remedy()}"
@@ -349,9 +340,7 @@ def _attempts(zygote: Zygote) -> str:
   return f"the self-test failed: {got}"
 
 
-def _call(
-  zygote: Zygote, function: str, args: list[Any], limits: Limits
-) -> Any:
+def _call(zygote: Zygote, function: str, args: list, limits: Limits) -> Any:
   """The result of a function in `_ATTEMPTS`, or a text with the reason."""
   job = {
     "mode": "call",

@@ -234,8 +234,7 @@ def _job(
 
 def limit_descriptors() -> None:
   """Makes `keep` fast."""
-  most = _OPEN_FILES
-  resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+  resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
 
 
 def keep(fds: Sequence[int]) -> None:
@@ -315,9 +314,6 @@ def _compile(program: str, results: int) -> types.CodeType | None:
     return None
 
 
-# Function calls.
-
-
 def calls(job: dict[str, Any], results: int) -> int:
   function = load(job, results)
   if function is None:
@@ -326,18 +322,12 @@ def calls(job: dict[str, Any], results: int) -> int:
     payload = why = b""
     began = time.process_time()
     try:
-      payload = _call(function, node)
+      given = codec.decode(node)
+      payload = codec.dumps(codec.encode(function(*codec.rebuild(given))))
     except BaseException as error:
       why = b"runtime error: " + name_of(error)
     send(results, index, 0, payload, why, cpu_s=time.process_time() - began)
   return 0
-
-
-def _call(function: Callable[..., Any], node: Any) -> bytes:
-  return codec.dumps(codec.encode(function(*codec.rebuild(codec.decode(node)))))
-
-
-# Standard input and output.
 
 
 def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
@@ -599,16 +589,13 @@ def _call_candidate(
 
 def _raised(name: str) -> Exception:
   """The builtin exception of that name; tests may expect it."""
-  kind = vars(sys.modules["builtins"]).get(name)
+  kind: Any = vars(sys.modules["builtins"]).get(name)
   # A StopIteration would end a loop of the tests before its last assert.
   ends = "StopIteration", "StopAsyncIteration"
-  if (
-    isinstance(kind, type) and issubclass(kind, Exception) and name not in ends
-  ):
-    try:
+  error = isinstance(kind, type) and issubclass(kind, Exception)
+  if error and name not in ends:
+    with contextlib.suppress(TypeError):
       return kind("raised by the candidate")
-    except TypeError:
-      pass
   return RuntimeError(f"candidate raised {name}")
 
 

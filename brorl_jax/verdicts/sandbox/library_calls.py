@@ -107,10 +107,9 @@ def preload() -> None:
   logging.disable(logging.CRITICAL)  # else one warning per answer
   numbers = lambda: instruction("count:numbers", {"N": 1}, "one 1")
   for warm in (_warm_symbolic, _warm_gym, numbers):
-    try:
+    # An optional extra may be missing; a call that needs it names it.
+    with contextlib.suppress(ImportError, LookupError):
       warm()
-    except (ImportError, LookupError):
-      pass  # an optional extra; a call that needs it names it
 
 
 def _warm_symbolic() -> None:
@@ -146,10 +145,8 @@ class LibraryWorker(process.Worker):
     """
     question = json.dumps([call, args]).encode()
     with self._question(call):
-      if len(question) > MAX_QUESTION:
-        raise Failed(
-          f"a question of {len(question)} bytes; the limit is {MAX_QUESTION}"
-        )
+      if (n := len(question)) > MAX_QUESTION:
+        raise Failed(f"a question of {n} bytes; the limit is {MAX_QUESTION}")
       if not self._running():
         self._begin_again()
       assert self._guard is not None

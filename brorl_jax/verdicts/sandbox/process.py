@@ -251,9 +251,8 @@ class Worker(abc.ABC):
     link, its_link = socket.socketpair()
     try:
       with its_link:
-        guard = Process(
-          lambda life: self._start(life, its_link), patience_s=patience_s
-        )
+        start = lambda life: self._start(life, its_link)
+        guard = Process(start, patience_s=patience_s)
     except BaseException:
       link.close()
       raise
@@ -498,9 +497,6 @@ class Deadline:
 
   def late(self) -> bool:
     return time.monotonic() >= self._end
-
-
-# What they print.
 
 
 class Output(io.FileIO):

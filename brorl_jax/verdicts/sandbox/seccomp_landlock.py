@@ -15,8 +15,7 @@ before it reads untrusted text, and cannot undo it. Four mechanisms:
                  it
 
 Landlock does not cover a file's mode, times and owner, so the system calls that
-change these are not allowed. stat() is allowed: names and sizes of files can be
-probed.
+change these are not allowed. stat() is: names and sizes of files can be probed.
 
 Standard library only, from Python 3.9: the system's interpreter may run this.
 """
@@ -106,8 +105,6 @@ def _set_limits(limits: Limits) -> None:
     resource.setrlimit(which, (value, value + later))
 
 
-# prctl() and capabilities.
-
 _PDEATHSIG, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
 _CAPBSET_DROP = 24
 _CAP_AMBIENT, _CLEAR_ALL = 47, 4
@@ -164,9 +161,8 @@ def drop_capabilities() -> None:
     raise _error("capset")
 
 
-# Landlock: bits of rights, and the interface version that added them.
-
-# The same on all machines.
+# Landlock: calls, the same on all machines; bits of rights, and the interface
+# version that added them.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
@@ -223,9 +219,6 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
       raise _error(f"landlock_add_rule {path}")
   finally:
     os.close(fd)
-
-
-# seccomp.
 
 
 def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
@@ -451,6 +444,7 @@ def _rules(
       _answer(ALLOW),
       _answer(ERRNO | errno.EPERM),
     ]
+  zero = Instruction(_EQUAL, 1, 0, 0), _answer(ERRNO | errno.EPERM)
   bodies = {
     "clone": clone,
     # Its flags lie in memory, which a filter cannot read; libc then uses clone.
@@ -476,8 +470,16 @@ def _rules(
       *_equal(_WAITS, ALLOW),
       _answer(ERRNO | errno.EPERM),
     ],
-    "ioctl": _only(1, (_FIOCLEX, _FIONCLEX, _FIONBIO), errno.ENOTTY),
-    "prlimit64": _only_null(2),  # no new limits
+    "ioctl": [
+      _load_argument(1),
+      *_equal((_FIOCLEX, _FIONCLEX, _FIONBIO), ALLOW),
+      _answer(ERRNO | errno.ENOTTY),
+    ],
+    "prlimit64": [  # no new limits: a null pointer, in both of its halves
+      *(_load_argument(2), *zero),
+      *(_load_argument(2, high=True), *zero),
+      _answer(ALLOW),
+    ],
   }
   return [
     *((number, [_answer(ALLOW)]) for number in allowed.values()),
@@ -505,31 +507,11 @@ def _unless(test: int, value: int) -> list[Instruction]:
   return [Instruction(test, 0, 1, value), _answer(ERRNO | errno.EPERM)]
 
 
-def _only(
-  index: int, values: Iterable[int], otherwise: int
-) -> list[Instruction]:
-  code = [_load_argument(index), *_equal(values, ALLOW)]
-  return [*code, _answer(ERRNO | otherwise)]
-
-
 def _equal(values: Iterable[int], answer: int) -> Iterator[Instruction]:
   for value in values:
     yield Instruction(_EQUAL, 0, 1, value)
     yield _answer(answer)
 
-
-def _only_null(index: int) -> list[Instruction]:
-  code = []
-  for high in (False, True):
-    code += [
-      _load_argument(index, high=high),
-      Instruction(_EQUAL, 1, 0, 0),
-      _answer(ERRNO | errno.EPERM),
-    ]
-  return [*code, _answer(ALLOW)]
-
-
-# The C library.
 
 _ZEROS = (ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 

@@ -60,8 +60,7 @@ class Frame(NamedTuple):
 class JobResult(NamedTuple):
   frames: Sequence[Frame]  # its results up to then
   # "" if it completed, else "time-out", "too much output", "malformed results",
-  # "forbidden system call", "killed: SIGSEGV" and the like. Such a job passed
-  # no test.
+  # "forbidden system call", "killed: SIGSEGV" and the like; no test has passed.
   reason: str
   # CPU seconds of all its processes; 0.0 if the host ended it.
   cpu_s: float = 0.0
@@ -145,9 +144,8 @@ class Zygote:
     results, theirs = os.pipe()
     try:
       _begin(self._process, texts, theirs)
-      ended = _collect(
-        self._process, results, limits, received, job["mode"] != "call"
-      )
+      trusted = job["mode"] != "call"
+      ended = _collect(self._process, results, limits, received, trusted)
       clean = ended.reason not in _UNCLEAN
       return ended
     finally:
@@ -272,8 +270,6 @@ def _expected(frames: Sequence[Frame]) -> list[Frame]:
   return [frame for _, frame in in_order]
 
 
-# Its start.
-
 # Modules that a jail, which cannot read this package, gets in import order.
 _MODULES = ("seccomp_landlock", "codec", "jail_main")
 _BOOT = """
@@ -297,12 +293,7 @@ for name, source in boot["modules"].items():
 sys.modules[boot["main"]].main(int(sys.argv[2]), **boot["options"])
 """
 _READABLE = (
-  "/usr/lib",
-  "/usr/lib64",
-  "/usr/local/lib",
-  "/usr/share/zoneinfo",
-  "/lib",
-  "/lib64",
+  "/usr/lib /usr/lib64 /usr/local/lib /usr/share/zoneinfo /lib /lib64".split()
 )
 
 
