@@ -30,6 +30,12 @@ class Prompts:
   # Tokens that rollouts go on from, as `slots.pack` has them; None: nothing.
   begun: Int[Array, "P N T 2"] | None = None
 
+  @property
+  def chunk(self) -> "Chunk":
+    """The rollouts that are made of the first of them."""
+    first = 0 if self.first is None else int(self.first[0])
+    return Chunk(int(self.index[0]), first)
+
 
 @_pytree
 @dataclasses.dataclass(frozen=True)

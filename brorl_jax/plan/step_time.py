@@ -262,8 +262,7 @@ class _Process:
       for place in device.finished:
         future, prompts = futures.Future(), own.pop(place)
         self.candidates.judged.append(future)
-        chunk = Chunk(int(prompts.index[0]), int(prompts.first[0]))
-        self.candidates.times[chunk] = self.clock
+        self.candidates.times[prompts.chunk] = self.clock
         verdict = self.clock + _SCORED_S, id(future), future, prompts
         heapq.heappush(self._verdicts, verdict)
       device.finished.clear()
@@ -282,12 +281,10 @@ class _Process:
   def leave(self) -> None:
     """Of chunks that were begun what has not ended is left."""
     lengths, size = self._load.lengths, self._load.plan.chunk
-    for p, n in self.candidates.times:
+    held = [x.chunk for own in self._places.chunks for x in own.values()]
+    for p, n in (*self.candidates.times, *held):
       lengths[p, n : n + size] = 1
-    for own, device in zip(self._places.chunks, self._devices, strict=True):
-      for some in own.values():
-        p, n = int(some.index[0]), int(some.first[0])
-        lengths[p, n : n + size] = 1
+    for device in self._devices:
       for (p, n), left in device.open().items():
         lengths[p, n : n + len(left)] = left
 

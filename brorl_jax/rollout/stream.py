@@ -365,7 +365,7 @@ class _Group:
     count = count.reshape(self._devices, self._each, -1)
     each = enumerate(self.held.chunks)
     places = [(x, count[d, i]) for d, own in each for i, x in own.items()]
-    self._seen.append((self._time, {_chunk(x): n for x, n in places}))
+    self._seen.append((self._time, {x.chunk: n for x, n in places}))
 
   def over(self, end: float | None) -> bool:
     """Whether all is decoded that this step may have, and it was looked at."""
@@ -413,11 +413,6 @@ class _Group:
     for start in range(0, max(map(len, places)), self.held.visited):
       some = [own[start : start + self.held.visited] for own in places]
       yield _handed_out(self._decoding, self.held, some, share)
-
-
-def _chunk(prompts: Prompts) -> Chunk:
-  assert prompts.first is not None
-  return Chunk(int(prompts.index[0]), int(prompts.first[0]))
 
 
 def _cut(made: Rollouts, count: Int[np.ndarray, " N"]) -> Rollouts:
