@@ -67,6 +67,11 @@ class Stages(NamedTuple):
   # Config fields that a phase changes at this step.
   changed: dict[str, Any] | None = None
 
+  @property
+  def ahead(self) -> bool:
+    """Whether prompts are begun that may not be needed."""
+    return self.accelerated or self.max_age > 0
+
 
 @runtime_checkable
 class StepRecorder(Protocol):
@@ -171,8 +176,7 @@ def train(
     try:
       sampled = _sample(stages, step, state, progress, key, asked, before)
     except Interrupted as e:
-      keeps = stages.accelerated and not stages.max_age
-      recorder.keep(step, e.finished if keeps else before)
+      recorder.keep(step, e.finished if stages.ahead else {})
       if unsaved:
         _save(step - 1, state, progress, score, store, recorder)
       raise
@@ -192,7 +196,7 @@ def train(
       if not stages.max_age:
         recorder.keep(step, sampled.chunks(stages.plan.chunk))
       raise
-    before = sampled.unfinished if stages.max_age else None
+    before = sampled.unfinished or None
     processes.trim()
     scalars = _scalars(sampled, credit, updated) | {"time/update_s": update_s}
     spent = metrics.since(started)
@@ -210,10 +214,8 @@ def train(
     saving_s = 0.0
     save = step % save_every == 0 or last or stop or judged.end is not None
     unsaved = not save
-    if save and stages.max_age:
-      recorder.keep(step + 1, sampled.unfinished)
     if save:
-      saving_s = _save(step, state, progress, score, store, recorder)
+      saving_s = _save(step, state, progress, score, store, recorder, before)
     if judged.end is not None:
       recorder.dump(step, kept, credit, sampled.groups)
       raise RunEnded(step, judged.end)
@@ -245,7 +247,6 @@ def _sample(
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
-  ahead = stages.accelerated or stages.max_age
   sampled = collect(
     lambda *feed: stages.rollouts(state.params, feed[0], key, *feed[1:]),
     lambda *rollouts: stages.scores(step, *rollouts),
@@ -254,7 +255,7 @@ def _sample(
     stages.candidates(step, progress),
     target=stages.target,
     plan=stages.plan,
-    usual=progress.passed if ahead else None,
+    usual=progress.passed if stages.ahead else None,
     before=before,
     stopping=stopping,
     max_age=stages.max_age,
@@ -293,9 +294,12 @@ def _save(
   score: float | None,
   store: checkpoints.Store,
   recorder: StepRecorder,
+  unfinished: Finished | None = None,
 ) -> float:
   """Starts to save a step; returns the seconds that this took."""
   start = time.perf_counter()
+  if unfinished is not None:
+    recorder.keep(step + 1, unfinished)
   recorder.sync()  # the lines of a step are on disk before its checkpoint
   store.save(step, state, progress.to_json(), score)
   return time.perf_counter() - start
@@ -324,8 +328,8 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   )
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
   seen["sampling/surplus_prompts"] = float(sampled.surplus)
-  if (age := groups.rollouts.age) is not None:
-    seen["rollout/age_mean"] = float(age[groups.rollouts.mask].mean())
+  age, mask = groups.rollouts.age, groups.rollouts.mask
+  seen["rollout/age_mean"] = 0.0 if age is None else float(age[mask].mean())
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)

@@ -31,7 +31,7 @@ def get_config(preset: str = "tiny"):
   # How many evaluations may stall is unknown.
   c.reference.reset_every = 0
   c.reference.reset_stalled = 2
-  c.reference.reset_optimizer = True
+  c.reference.reset_to = "anew"
   c.reward.truncated_factor = 1.0  # until run 4, see below
   # What the presets have of ProRL v2. The weight of its KL term is unknown.
   c.reference.kl_weight = 1e-4

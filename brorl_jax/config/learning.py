@@ -269,15 +269,12 @@ class Reference(Section):
     "Reset after this many evaluations without a better score; 0: never.",
     phased=True,
   )
-  reset_to: Literal["latest", "best"] = setting(
+  reset_to: Literal["latest", "anew", "best"] = setting(
     "latest",
-    "'latest': a reset makes the policy the reference. 'best': both go back to "
-    "the parameters of the best held-out score of the run, which stay in a "
-    "checkpoint (ProRL).",
+    "'latest': a reset makes the policy the reference. 'anew': moments and "
+    "warm-up restart too (ProRL). 'best': both go back to the best held-out "
+    "score of the run, which stays in a checkpoint (ProRL).",
     phased=True,
-  )
-  reset_optimizer: bool = setting(
-    False, "A reset also restarts moments and warm-up (ProRL).", phased=True
   )
 
   def rules(self) -> Iterator[Rule]:

@@ -246,7 +246,8 @@ class _Process:
       return
     waiting = sum(x.waiting for x in self._devices)
     rows = np.array([n for x in self._devices for n in x.busy])
-    self.idle = not waiting + rows.sum()
+    # All rollouts of a chunk may have ended in the step before.
+    self.idle = not any(self._places.chunks)
     if self.idle:
       return
     progress = types.SimpleNamespace(waiting=waiting, rows=rows)
@@ -320,7 +321,9 @@ def _sampled(
   while going := [x for x in every if not x.over]:
     one = min(going, key=lambda x: np.inf if x.idle else x.clock)
     now = min(x.next_verdict for x in every)
-    if one.idle or now <= one.clock:  # verdicts come, and all look again
+    if now < np.inf and (
+      one.idle or now <= one.clock
+    ):  # verdicts come, and all look again
       for x in every:
         x.judge(now)
         x.clock, x.idle = max(x.clock, now) if x.idle else x.clock, False

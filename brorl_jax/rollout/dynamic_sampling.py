@@ -636,7 +636,8 @@ def collect(
       thread.shutdown(cancel_futures=True)
     pending.judged = [x for x in pending.judged if not x.cancelled()]
   if any(processes.gather(pending.stopped)):
-    raise Interrupted(pending.before | pending.finished)
+    had = (before or {}) if max_age else pending.before | pending.finished
+    raise Interrupted(had)
   pending.before.clear()  # of prompts that are not needed
   count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent

@@ -171,6 +171,6 @@ def reset_reference(
       state = dataclasses.replace(state, params=params)
       reason = f"{reason}; back to step {step}, of score {score:.3g}"
   state = states.reset_reference(
-    state, phase.tx, reset_optimizer=c.reset_optimizer
+    state, phase.tx, reset_optimizer=c.reset_to == "anew"
   )
   return state, run_state.was_reset(progress), reason

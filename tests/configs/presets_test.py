@@ -40,7 +40,7 @@ STEPS = 16  # times fewer samples with the preset `steps`
 ANYWHERE = {"entropy_weight": 0.0, "clip_low": 0.2, "eval_n": 16}
 ANYWHERE |= {"eval_temperature": 0.6, "eval_top_p": 0.95}
 ANYWHERE |= {"correction_range": (), "length_steps": (100, 500)}
-V2 = {"clip_high": 0.28, "advantage": "tokens", "reset_optimizer": False}
+V2 = {"clip_high": 0.28, "advantage": "tokens"}
 V2 |= {"correction": "truncated", "keep": "differ", "loss": "ppo"}
 STATED = {
   n512: V2 | {"n": 512, "samples": 65_536},  # 128 prompts
@@ -52,7 +52,7 @@ STATED = {
     "temperature": 1.2, "clip_high": 0.4, "advantage": "grpo",
     "correction": "none", "truncated_factor": 1.0,
     # When validation stalls, with the optimizer, and not for its age.
-    "reset_every": 0, "reset_stalled": 2, "reset_optimizer": True,
+    "reset_every": 0, "reset_stalled": 2, "reset_to": "anew",
   },
 }  # fmt: skip
 # Only those of a language model. A context of 16,384, and the root of samples.

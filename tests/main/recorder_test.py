@@ -107,6 +107,26 @@ def test_what_was_sampled_of_a_step_is_kept_for_that_step(wired, tmp_path):
   assert not path.exists()
 
 
+def test_what_crosses_a_step_stays_as_long_as_the_checkpoint(wired, tmp_path):
+  kept, c = wired.kept, wired[0].config
+  c = dataclasses.replace(c, run=dataclasses.replace(c.run, max_age=1))
+  recorder = Recorder(c, tmp_path, wired.examples, [], lambda *_: [], {}, {})
+  recorder._open = True
+  found = drawn(jax.device_get(kept)).chunks(2)
+  old = lambda x: dataclasses.replace(x, age=x.mask.astype(np.int8))
+  found = {chunk: old(x) for chunk, x in found.items()}
+  for step in (3, 5, 7):
+    recorder.keep(step + 1, found)  # that of step 5 may not be there yet
+    if step == 3:
+      (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+  chex.assert_trees_all_equal(recorder.sampled(8), found)
+  names = lambda: sorted(x.name for x in (tmp_path / "sampled").iterdir())
+  assert names() == ["step_4.0.npz", "step_6.0.npz", "step_8.0.npz"]
+  (tmp_path / "checkpoints" / "3").rmdir()
+  recorder.keep(10, found)
+  assert names() == ["step_10.0.npz", "step_8.0.npz"]
+
+
 @pytest.mark.ci
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   this, examples, scorer, _, state, kept = wired

@@ -160,6 +160,7 @@ ALONE: list[tuple[str, dict]] = [
   ("empty without data", {"data.fields": "prompt:q", "data.domain": "math"}),
   ("positive, or 0: all parameters are trained", {"lora_rank": -1}),
   ("positive", {"lora_alpha": 0.0}),
+  ("positive, or 0: none crosses", {"max_age": -1}),
   *(
     ("different ones of q, k, v, o, gate", {"lora_layers": layers})
     for layers in ((), ("q", "q"), ("q_proj",))
@@ -170,6 +171,7 @@ BAD = [(k, {k: x}, must) for must, fields in ALONE for k, x in fields.items()]
 BAD += [  # with other fields
   ("stop_right", {**STOP, "stop_right": 513}, "at most n = 512"),
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
+  ("max_age", {**STOP, "max_age": 1}, "0 with sampling.rounds"),
   ("mean", {**STOP, "mean": "prompt"}, "another"),
   (
     "length_buffer",

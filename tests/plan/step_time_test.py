@@ -85,5 +85,8 @@ def test_a_step_of_a_run():
   assert few.drawn > 2 * 96 and few.rollouts > one.rollouts
   slow = at(dataclasses.replace(chip, flops=989e11))
   assert slow.update == pytest.approx(10 * one.update)
+  job = runs_ahead.run(kl_weight=0.0, max_age=1)
+  crossed = at(chip, pass_rate=0.3)
+  assert crossed.surplus == 0 and crossed.busy > few.busy
   with refuses(ValueError, "--mean_tokens=6 ... --pass_rate=0 "):
     at(chip, 6, 0.0)

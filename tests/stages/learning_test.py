@@ -240,7 +240,7 @@ def test_when_the_policy_becomes_the_reference(rule, progress, why):
 
 
 def test_an_optimizer_may_start_anew_with_the_reference():
-  phase, state = learned_a_little(reset_every=1, reset_optimizer=True)
+  phase, state = learned_a_little(reset_every=1, reset_to="anew")
   assert updates_done(state.opt) == 3
   moments = [x for x in jax.tree.leaves(state.opt) if x.ndim]
   assert all((x != 0.0).all() for x in moments) and moments
@@ -252,7 +252,7 @@ def test_an_optimizer_may_start_anew_with_the_reference():
 
 def test_without_a_reference_nothing_is_reset():
   phase, state = learned_a_little(
-    keep_reference=False, reset_every=1, reset_optimizer=True
+    keep_reference=False, reset_every=1, reset_to="anew"
   )
   progress = RunState(since_reset=3, stalled=3)
   got = reset(phase, state, progress)
@@ -262,7 +262,7 @@ def test_without_a_reference_nothing_is_reset():
 @pytest.mark.ci
 def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   this, kept = wired.run, wired.kept
-  c = config(reset_every=1, reset_optimizer=True)
+  c = config(reset_every=1, reset_to="anew")
   phase = dataclasses.replace(this.phases[0], config=c)
   state = states.initial_state(
     this.policy.init(jax.random.key(0)), phase.tx, this.mesh,
