@@ -155,17 +155,14 @@ def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("names, said", [
-  ([], "no data files"),
-  (["none.jsonl"], "none.jsonl ... does not exist"),
+  ([], "no data files"), (["none.jsonl"], "none.jsonl ... does not exist"),
   (["no*.jsonl"], "no*.jsonl ... pattern"),
   (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
   (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
-  (["folder"], "folder ... .parquet"),
-  (["list.json"], "list.json: not JSON: "),
+  (["folder"], "folder ... .parquet"), (["list.json"], "list.json: not JSON: "),
   (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
   (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
-  (["empty.jsonl"], "empty.jsonl ... no records"),
-  (["a.parquet"], "a.parquet"),
+  (["empty.jsonl"], "empty.jsonl ... no records"), (["a.parquet"], "a.parquet"),
 ])  # fmt: skip
 def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   monkeypatch.chdir(tmp_path)
@@ -458,10 +455,8 @@ def test_damaged_parquet_is_refused(parquet, damage):
   path = pathlib.Path(parquet(rows))
   data = path.read_bytes()
   path.write_bytes({
-    "cut": data[: len(data) // 2],
-    "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
-    "empty": b"",
-    "middle": data[:20] + b"\xff" * 200 + data[220:],
+    "cut": data[: len(data) // 2], "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
+    "empty": b"", "middle": data[:20] + b"\xff" * 200 + data[220:],
   }[damage])  # fmt: skip
   with refuses(DataError, "a.parquet"):
     read(str(path), domains=SIMPLE)

@@ -38,10 +38,8 @@ def test_a_folder_is_all_files_in_it_sorted(folder):
   folder("mine/.cache/huggingface/d.jsonl", "mine/cache-12ab.arrow")
   found = files.find(["mine/"])
   assert [f.path for f in found] == [
-    "mine/a.parquet",
-    "mine/b.jsonl",
-    "mine/deep/c.arrow",
-  ]
+    "mine/a.parquet", "mine/b.jsonl", "mine/deep/c.arrow"
+  ]  # fmt: skip
   # .json is also the ending of what describes a set.
   folder("mine/x.json", "b/state.json", "b/x.json", "b/dataset_info.json")
   assert len(paths("mine")) == 3 and paths("b") == paths("b:x") == ["b/x.json"]
@@ -118,19 +116,15 @@ def names(*given):
 
 def test_names_are_as_short_as_they_can_be(folder):
   assert names("x/a.jsonl", "x/b c.jsonl") == {
-    "x/a.jsonl": "a",
-    "x/b c.jsonl": "b-c",
-  }
+    "x/a.jsonl": "a", "x/b c.jsonl": "b-c"
+  }  # fmt: skip
   assert names("x/a.jsonl", "x/a.parquet", "x/b.jsonl") == {
-    "x/a.jsonl": "a.jsonl",
-    "x/a.parquet": "a.parquet",
-    "x/b.jsonl": "b",
-  }
+    "x/a.jsonl": "a.jsonl", "x/a.parquet": "a.parquet", "x/b.jsonl": "b"
+  }  # fmt: skip
   assert names("x/train.jsonl", "y/train.jsonl", "y/z/train.jsonl") == {
-    "x/train.jsonl": "x/train.jsonl",
-    "y/train.jsonl": "y/train.jsonl",
+    "x/train.jsonl": "x/train.jsonl", "y/train.jsonl": "y/train.jsonl",
     "y/z/train.jsonl": "z/train.jsonl",
-  }
+  }  # fmt: skip
   some = ["a/x/t.jsonl", "b/x/t.jsonl", "t.jsonl"]
   assert names(*some)["a/x/t.jsonl"] == "a/x/t.jsonl"
   assert names(*some) == names(*reversed(some)) == names(*some, *some)

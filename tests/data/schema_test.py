@@ -30,8 +30,7 @@ def test_a_map_of_fields_by_hand(text, want):
   ("question", "'question' ... field:column ... prompt:question"),
   ("prompt:", "'prompt:' ... field:column"),
   ("promt:question", "'promt:question' ... 'promt'"),
-  ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
-  ("id:a,id:b", "'id:b'"),
+  ("x:y", "'x:y' ... 'x' ... prompt ... answer"), ("id:a,id:b", "'id:b'"),
 ])  # fmt: skip
 def test_a_map_of_fields_that_is_none(text, says):
   with refuses(ValueError, says):
@@ -111,10 +110,8 @@ def test_renamed_columns_are_fields_and_the_others_stay():
     "prompt": "1 + 1?", "answer": "2", "source": "easy", "id": 3,
   }  # fmt: skip
   assert others == {
-    "answer": "long",
-    "reward_model": record["reward_model"],
-    "a": {"b": 4},
-  }
+    "answer": "long", "reward_model": record["reward_model"], "a": {"b": 4}
+  }  # fmt: skip
   assert schema.renamed(record, {}) == ({}, record)
 
 

@@ -234,15 +234,11 @@ def test_a_run_of_lora_is_resolved():
   assert this.phases[0].trainer.lora_layers == LORA_LAYERS
 
 
-@pytest.mark.parametrize(
-  "policy, how, line",
-  [
-    (TINY, dict(rank=9),
-      "lora_rank = 9 must be at most 8, the ... side of 'k'"),
-    (TINY, dict(rank=17, layers=("gate",)), "at most 16 ... side of 'gate'"),
-    (EXPERTS, {}, "config.policy.lora_layers = ... must be without gate, up, "),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("policy, how, line", [
+  (TINY, dict(rank=9), "lora_rank = 9 must be at most 8, the ... side of 'k'"),
+  (TINY, dict(rank=17, layers=("gate",)), "at most 16 ... side of 'gate'"),
+  (EXPERTS, {}, "config.policy.lora_layers = ... must be without gate, up, "),
+])  # fmt: skip
 def test_an_adapter_that_cannot_be_is_refused(policy, how, line):
   how = dict(rank=2, alpha=1.0, layers=LORA_LAYERS) | how  # fits
   with refuses(ValueError, line):

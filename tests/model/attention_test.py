@@ -75,9 +75,8 @@ def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
   np.testing.assert_allclose(got, want, atol=atol / 10, rtol=0)
   np.testing.assert_allclose(
     *(np.asarray(f(slope)[0], np.float32) for f in (pull, reference)),
-    atol=atol,
-    rtol=0,
-  )
+    atol=atol, rtol=0,
+  )  # fmt: skip
 
 
 def test_the_scale_of_a_rope_lengthens_what_it_turns():
@@ -257,10 +256,9 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
   return value, pull(slope.astype(value.dtype))
 
 
-@pytest.mark.parametrize(
-  "masks, softcap, pieces",
-  [(None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))],
-)
+@pytest.mark.parametrize("masks, softcap, pieces", [
+  (None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))
+])  # fmt: skip
 def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
   """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""
   arrays = draws(None if masks is None else MASKS[masks])
@@ -347,13 +345,9 @@ def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
   #            0  1  a  b  c  0  .
   visible, depth = attention.tree_views(jnp.array([[[5, 5, 4, 4, 5, 6, 0]]]))
   want = [
-    [1, 0, 0, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0, 0, 0],
-    [1, 1, 1, 0, 0, 0, 0],
-    [1, 1, 1, 1, 0, 0, 0],
-    [1, 1, 0, 0, 1, 0, 0],
-    [0, 0, 0, 0, 0, 1, 0],
+    [1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0],
     [0, 0, 0, 0, 0, 0, 1],
-  ]
+  ]  # fmt: skip
   np.testing.assert_array_equal(visible[0, 0], np.array(want, bool))
   np.testing.assert_array_equal(depth[0, 0], [0, 1, 2, 3, 2, 0, 0])

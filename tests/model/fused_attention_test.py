@@ -90,10 +90,9 @@ def counted(real, q):
   return np.asarray(jnp.broadcast_to(own, q.shape[:3]))[..., None, None]
 
 
-@pytest.mark.parametrize(
-  "how, own",
-  [("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))],
-)
+@pytest.mark.parametrize("how, own", [
+  ("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))
+])  # fmt: skip
 def test_rows_as_sequences_are_the_softmax_over_both_kinds(how, own, kernels):
   arrays = draw(how=how, own=own)
   rows = counted(arrays[2], arrays[0])

@@ -288,10 +288,9 @@ def test_a_device_reads_its_own_part_of_one_layer(tmp_path, monkeypatch):
 
   opened = huggingface.open_tensors
   monkeypatch.setattr(
-    huggingface,
-    "open_tensors",
+    huggingface, "open_tensors",
     lambda *a: {k: Slice(v) for k, v in opened(*a).items()},
-  )
+  )  # fmt: skip
   huggingface.load(tmp_path / "model", mesh=mesh)
   # Matrices are spread over both axes, an expert's over "data" alone.
   whole = {got for got, of in read if got == of}
@@ -314,10 +313,7 @@ def damage_nan(t):
 
 @pytest.mark.parametrize("change, message", tiers.some([
   (lambda t: t.pop(Q), f"no tensor {Q}"),
-  (
-    lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
-    "unknown tensors a.y, b.x",
-  ),
+  (lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}), "unknown tensors a.y, b.x"),
   (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
   (damage_nan, f"{Q} ... finite"),
   (damage_type, f"{Q} ... I8 ... of F32, BF16, F16"),
@@ -332,12 +328,9 @@ def test_refuses_damaged_bytes(saved):
   path = saved / WEIGHTS
   whole = path.read_bytes()
   for damaged in (
-    whole[:-10],
-    whole[:20],
-    b"",
-    whole[:8] + b"\xff\xfe\n" + whole[11:],
+    whole[:-10], whole[:20], b"", whole[:8] + b"\xff\xfe\n" + whole[11:],
     b"<html>\nnot here\n</html>\n",
-  ):
+  ):  # fmt: skip
     path.write_bytes(damaged)
     refused(saved, path, "is damaged")
 

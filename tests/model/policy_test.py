@@ -225,14 +225,10 @@ def last_by_decoding(policy, params, rows, prompt):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "prompt, last",
-  [
-    (2, last_by_response_logits),
-    (6, last_by_response_logits), (2, last_by_decoding), (8, last_by_decoding),
-  ],
-  ids=lambda x: getattr(x, "__name__", x),
-)  # fmt: skip
+@pytest.mark.parametrize("prompt, last", [
+  (2, last_by_response_logits), (6, last_by_response_logits),
+  (2, last_by_decoding), (8, last_by_decoding),
+], ids=lambda x: getattr(x, "__name__", x))  # fmt: skip
 def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
   """In one layer, so that nothing comes from further away through others."""
   window, T = 4, 8
@@ -306,19 +302,10 @@ def asked(P, R, T=6, S=5):
   return tokens(P, S), mask, tokens(P, R, T)
 
 
-@pytest.mark.parametrize(
-  "P, R, axes",
-  tiers.some(
-    [
-      (3, 5, dict(fsdp=4, tensor=2)),
-      (2, 16, dict(data=2, fsdp=2, expert=2)),
-      (1, 1, dict(data=8)),
-    ],
-    1,
-    1,
-  ),
-  ids=str,
-)
+@pytest.mark.parametrize("P, R, axes", tiers.some([
+  (3, 5, dict(fsdp=4, tensor=2)), (2, 16, dict(data=2, fsdp=2, expert=2)),
+  (1, 1, dict(data=8)),
+], 1, 1), ids=str)  # fmt: skip
 def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))

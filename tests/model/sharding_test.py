@@ -219,10 +219,8 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
 def test_parameters_are_left_alone_where_no_device_lacks_them():
   params = {"ln_final": {"scale": jnp.arange(8.0)}}
   for mesh in (
-    None,
-    meshes.make_mesh(fsdp=1, tensor=8),
-    meshes.make_mesh(fsdp=8),
-  ):
+    None, meshes.make_mesh(fsdp=1, tensor=8), meshes.make_mesh(fsdp=8)
+  ):  # fmt: skip
     assert sharding.gathered(params, mesh, "bfloat16") is params
   f = lambda params, x: params["ln_final"]["scale"] * x
   for mesh in (None, meshes.make_mesh(fsdp=1, tensor=8)):
@@ -231,10 +229,9 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "name, dtype, tied",
-  [tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True)],
-)
+@pytest.mark.parametrize("name, dtype, tied", [
+  tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True)
+])  # fmt: skip
 def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
   policy = dataclasses.replace(POLICIES[name], dtype=dtype, tied=tied)
   params = policy.init(jax.random.key(0))

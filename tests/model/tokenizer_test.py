@@ -100,10 +100,8 @@ def test_decoding_leaves_out_what_ends_a_response(built):
     assert built.decode([[*built.encode(said), end]]) == [said]
   answer = built.encode("42")
   assert built.decode([[*answer, end], [*answer, end, pad, pad], [end]]) == [
-    "42",
-    "42",
-    "",
-  ]
+    "42", "42", ""
+  ]  # fmt: skip
 
 
 def test_encoding_adds_nothing(copy, built):

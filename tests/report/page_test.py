@@ -168,9 +168,8 @@ def test_each_row_of_the_cost_table_has_its_numbers(parsed, data):
     name = data["runs"][row["run"]]["name"]
     assert cells[:2] == [name, ", ".join(row["at"])]
     assert cells[9:] == [
-      *(score(s["by_domain"][d]) for d in ("gym", "math")),
-      score(s["all"]),
-    ]
+      *(score(s["by_domain"][d]) for d in ("gym", "math")), score(s["all"])
+    ]  # fmt: skip
   assert shown[0][2:9] == ["ppo, tokens", "4", "2", "0", "0", "0 s", "0 s"]
   assert [cells[2:9] for cells in shown if cells[1].endswith("end")] == [
     ["ppo, tokens", "4", "2", "3", "48", "4.2 h", "1.5 h"],

@@ -48,10 +48,9 @@ POLICY = LOGP | dict(advantage=normal(B), mask=mask(B, T), weight=normal(B))
 PAIR = {"logp_train": normal(B, T), "logp_sampler": normal(B, T)}
 REWARD = {"reward": normal(P, N), "valid": mask(P, N)}
 TOKENS = {
-  "probs": jnp.full(V, 1 / V),
-  "correct": jnp.arange(V) < 2,
+  "probs": jnp.full(V, 1 / V), "correct": jnp.arange(V) < 2,
   "sampled": jnp.arange(V) < 3,
-}
+}  # fmt: skip
 STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
 # Function: arguments with which it works. Those that are arrays must be refused
 # with one axis more, and with one axis less.
@@ -164,10 +163,8 @@ def test_a_wrong_rank_is_refused_by_name(function, name):
   call(function, args)
   x = args[name]
   for wrong in (
-    x[..., None],
-    jnp.broadcast_to(x[..., None], (*x.shape, T)),
-    x[0],
-  ):
+    x[..., None], jnp.broadcast_to(x[..., None], (*x.shape, T)), x[0]
+  ):  # fmt: skip
     with pytest.raises(ValueError, match=r"rank|shape") as error:
       call(function, {**args, name: wrong})
     # Of the first array the others are told to differ.

@@ -49,11 +49,9 @@ def size(balance):
 
 
 problems = st.tuples(
-  st.integers(0, 2**32 - 1),
-  st.sampled_from([2, 40]),
-  st.sampled_from([1, 2, 4, 16, 64, 512]),
-  st.floats(0.1, 4.0),
-)
+  st.integers(0, 2**32 - 1), st.sampled_from([2, 40]),
+  st.sampled_from([1, 2, 4, 16, 64, 512]), st.floats(0.1, 4.0),
+)  # fmt: skip
 
 
 @settings(deadline=None, max_examples=20)
@@ -166,10 +164,9 @@ def test_negative_steps_become_rarer_with_n():
 
 
 GOOD = dict(
-  probs=jnp.full(4, 0.25),
-  correct=jnp.array([True, False, False, True]),
+  probs=jnp.full(4, 0.25), correct=jnp.array([True, False, False, True]),
   sampled=jnp.array([True, True, False, False]),
-)
+)  # fmt: skip
 COUNTED = dict(
   probs=GOOD["probs"], correct=GOOD["correct"], counts=jnp.array([1, 1, 0, 0])
 )
@@ -228,9 +225,7 @@ def test_n_may_be_traced_or_closed_over(unhooked, function):
 
 
 @pytest.mark.parametrize("wide, off, fine", [
-  (True, 1e-8, False),
-  (True, 1e-12, True),
-  (False, 1e-4, False),
+  (True, 1e-8, False), (True, 1e-12, True), (False, 1e-4, False),
   (False, 1e-6, True),
 ])  # fmt: skip
 def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
@@ -250,8 +245,7 @@ def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
 
 @pytest.mark.parametrize("counts, message", [
   ([2, 0, 1, 0], "counts sum to 3, not to n = 4"),
-  ([5, -1, 0, 0], "counts = -1"),
-  ([2.0, 2.0, 0.0, 0.0], "counts are float"),
+  ([5, -1, 0, 0], "counts = -1"), ([2.0, 2.0, 0.0, 0.0], "counts are float"),
 ])  # fmt: skip
 def test_counts_are_integers_that_sum_to_n(unhooked, counts, message):
   args = COUNTED | {"counts": jnp.array(counts)}

@@ -29,11 +29,8 @@ def figure_3(n):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("n, end", [
-  tiers.at_night((4, 0.6015)),
-  tiers.at_night((8, 0.6027)),
-  tiers.at_night((16, 0.6074)),
-  (512, 0.6341),
-  tiers.at_night((51200, 0.6472)),
+  tiers.at_night((4, 0.6015)), tiers.at_night((8, 0.6027)),
+  tiers.at_night((16, 0.6074)), (512, 0.6341), tiers.at_night((51200, 0.6472)),
 ])  # fmt: skip
 def test_end_points_of_figure_3(n, end):
   run = figure_3(n)
@@ -143,12 +140,9 @@ def test_surrogates_are_gradients_of_what_they_say(surrogate, loss):
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-  "change",
-  tiers.some(
-    [{}, dict(b1=0.0), dict(b2=0.0), dict(lr=0.5, weight_decay=0.5)], 1
-  ),
-)
+@pytest.mark.parametrize("change", tiers.some([
+  {}, dict(b1=0.0), dict(b2=0.0), dict(lr=0.5, weight_decay=0.5)
+], 1))  # fmt: skip
 def test_adamw_is_optax_adamw(change):
   optax = pytest.importorskip("optax")
   adamw = dataclasses.replace(ADAMW, **change)
@@ -178,10 +172,8 @@ def test_seeds_differ_repeat_and_vmap():
 
 
 @pytest.mark.parametrize("change, message", [
-  (dict(n=0), "n = 0"),
-  (dict(steps=0), "steps = 0"),
-  (dict(correct=0), "correct = 0"),
-  (dict(correct=600), "correct = 600"),
+  (dict(n=0), "n = 0"), (dict(steps=0), "steps = 0"),
+  (dict(correct=0), "correct = 0"), (dict(correct=600), "correct = 600"),
 ])  # fmt: skip
 def test_bad_input_is_refused(change, message):
   with pytest.raises(ValueError, match=message):

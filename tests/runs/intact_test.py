@@ -82,8 +82,7 @@ def test_damage_hinders_nobody(error):
   (OSError(errno.ENOSPC, "No space", "/a/b"), "/a/b: No space"),
   (OSError(errno.ENOSPC, "No space"), "No space"),
   (ValueError("x [os_error_code='28']\ny"), "No space left on device"),
-  (ValueError("first\nsecond"), "first"),
-  (ValueError(), "ValueError"),
+  (ValueError("first\nsecond"), "first"), (ValueError(), "ValueError"),
   (ValueError("x" * 999), "x" * 300 + "..."),
 ])  # fmt: skip
 def test_an_error_is_told_in_one_line(error, line):

@@ -133,12 +133,10 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
   mask = np.array([[[1, 1], [1, 1], [1, 1]], [[1, 0], [1, 0], [1, 0]]], bool)
   p = np.array([[[0.5, 0.5]] * 2 + [[0.5, 0.2]], [[0.125, 1.0]] * 3])
   rollouts = Rollouts(
-    tokens=tokens.astype(np.int32),
-    logp=np.log(p).astype(np.float32),
-    mask=mask,
-    truncated=np.array([[False, False, True], [False] * 3]),
+    tokens=tokens.astype(np.int32), logp=np.log(p).astype(np.float32),
+    mask=mask, truncated=np.array([[False, False, True], [False] * 3]),
     slot_steps=np.array([2.0, 2.0], np.float32),
-  )
+  )  # fmt: skip
   reward = np.array([[1, 1, 0], [0, 0, 0]], np.float32)
   return rollouts, reward, np.array([True, False])
 
@@ -263,9 +261,8 @@ def test_numbers_that_are_not_finite_become_null_and_are_named(scalars, names):
 def test_verdicts_of_a_step_by_hand():
   some = scored.scores(
     [[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]],
-    valid=[[True, True, False], [True, True, True]],
-    task="gcd",
-  )
+    valid=[[True, True, False], [True, True, True]], task="gcd",
+  )  # fmt: skip
   other = scored.scores([[1.0, 1.0, 1.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
   wanted = {

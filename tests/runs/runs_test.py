@@ -436,11 +436,9 @@ def test_the_identity_of_a_run_stays_when_its_config_changes(run):
 # -------------------------------------------------------- lines behind steps
 
 
-@pytest.mark.parametrize(
-  "tail, left, back",
-  [(b"", 11, 9), (b'{"step": 11, "x', 9, 9), (b"\0" * 90 + b"\n", 8, 6)],
-  ids=["cut", "torn", "zeros"],
-)
+@pytest.mark.parametrize("tail, left, back", [
+  (b"", 11, 9), (b'{"step": 11, "x', 9, 9), (b"\0" * 90 + b"\n", 8, 6)
+], ids=["cut", "torn", "zeros"])  # fmt: skip
 def test_a_run_goes_back_to_what_its_lines_cover(whole, run, tail, left, back):
   cut_lines(run.dir / "metrics.jsonl", left, tail)
   run.start()

@@ -78,15 +78,11 @@ CHAIN += "".join(f"def a{i}(): n{i}, a{i + 1}\n" for i in range(30_000))
 
 def test_extraction_is_linear():
   for response in (
-    "```" + "a" * 1_000_000 + "`",
-    "```python\n" * 300_000,
-    "`" * 3_000_000,
-    " " * 3_000_000 + "```",
-    "</think>" * 300_000,
-    "<think>" * 300_000,
+    "```" + "a" * 1_000_000 + "`", "```python\n" * 300_000, "`" * 3_000_000,
+    " " * 3_000_000 + "```", "</think>" * 300_000, "<think>" * 300_000,
     BLOCK.format("def add(): a0") + BLOCK.format(CHAIN),
     BLOCK.format("print(n0, input())") * 9_999 + BLOCK.format(CHAIN),
-  ):
+  ):  # fmt: skip
     start = time.process_time()
     for tests in (None, SQUARE, ADD):
       code.extract(response, tests)
@@ -291,8 +287,7 @@ print(n * n if visits == 1 {condition} else "dirty")
 
 
 @pytest.mark.parametrize("condition, status, score", [
-  ("", "pass", 1.0),
-  ("and n != 4", "fail", round(11 / 12, 3)),
+  ("", "pass", 1.0), ("and n != 4", "fail", round(11 / 12, 3)),
   ("and n != 1", "fail", round(11 / 12, 3)),
 ])  # fmt: skip
 def test_no_test_fails_for_what_another_left(jail, condition, status, score):
@@ -642,9 +637,8 @@ def test_outputs_may_be_as_long_as_they_must(jail):
   program = "def f(n): return list(range(n, n + 100_000))"
   tests = {
     "inputs": [[i] for i in range(20)],
-    "outputs": [list(range(i, i + 100_000)) for i in range(20)],
-    "fn_name": "f",
-  }
+    "outputs": [list(range(i, i + 100_000)) for i in range(20)], "fn_name": "f",
+  }  # fmt: skip
   assert outcome(program, tests, jail)[0] == "pass"
 
 

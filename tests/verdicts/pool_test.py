@@ -201,9 +201,8 @@ def test_a_verifier_that_hangs_in_this_process_costs_its_thread():
     assert judged == ["invalid", "pass", "fail"]
     assert threading.active_count() == before + 1
     assert [one.verdict.status for one in pool.score(jobs[1:])] == [
-      "pass",
-      "fail",
-    ]
+      "pass", "fail"
+    ]  # fmt: skip
     release.set()
     assert ended.wait(30)
     for _ in range(500):
@@ -213,10 +212,8 @@ def test_a_verifier_that_hangs_in_this_process_costs_its_thread():
     assert threading.active_count() == before
     # Its late answer is dropped.
     assert [one.verdict.status for one in pool.score(jobs)] == [
-      "fail",
-      "pass",
-      "fail",
-    ]
+      "fail", "pass", "fail"
+    ]  # fmt: skip
 
 
 def test_callers_wait_and_threads_are_no_more_than_workers():

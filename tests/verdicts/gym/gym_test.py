@@ -215,8 +215,7 @@ INTEGRAL = entry(
 
 
 @pytest.mark.parametrize("says, verdict", [
-  (1.0, ("pass", 1.0, "")),
-  (0.25, ("fail", 0.25, "wrong answer")),
+  (1.0, ("pass", 1.0, "")), (0.25, ("fail", 0.25, "wrong answer")),
   (math.nan, ("fail", 0.0, "scorer returned nan")),
   ({"raised": "TypeError"}, ("fail", 0.0, "scorer raised TypeError")),
   (Failed("3 s late"), ("invalid", 0.0, "verifier failed: 3 s late")),
@@ -277,8 +276,7 @@ def test_stored_tasks_are_judged_and_not_drawn():
 
 
 @pytest.mark.parametrize("use", [
-  lambda name: verify("4", entry(name)),
-  lambda name: check([Family(name)]),
+  lambda name: verify("4", entry(name)), lambda name: check([Family(name)]),
   lambda name: puzzle(Family(name), "train", 0, seed=0),
 ])  # fmt: skip
 def test_refused_tasks_say_why(use):
@@ -576,10 +574,8 @@ def test_check_accepts_what_can_be_drawn():
 
 
 @pytest.mark.parametrize("split, index, seed, named", [
-  ("test", 0, 0, "split = 'test'"),
-  ("train", -1, 0, "index = -1"),
-  ("train", 2**44, 0, "index = 17592186044416"),
-  ("train", 0, -1, "seed = -1"),
+  ("test", 0, 0, "split = 'test'"), ("train", -1, 0, "index = -1"),
+  ("train", 2**44, 0, "index = 17592186044416"), ("train", 0, -1, "seed = -1"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(split, index, seed, named):
   with pytest.raises(ValueError, match=named):

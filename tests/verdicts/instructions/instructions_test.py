@@ -244,11 +244,9 @@ def test_sentences_by_hand(text, count):
 
 
 @pytest.mark.parametrize("text, words", [
-  ("A NASA probe, NOT new", ["A", "NASA", "NOT"]),
-  ("I DON'T", ["I", "DON'T"]),
+  ("A NASA probe, NOT new", ["A", "NASA", "NOT"]), ("I DON'T", ["I", "DON'T"]),
   ("WELL-KNOWN AND/OR U.S. R&D", ["WELL-KNOWN", "AND/OR", "U.S", "R&D"]),
-  ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]),
-  ("3D 42 H2O", ["3D", "H2O"]),
+  ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]), ("3D 42 H2O", ["3D", "H2O"]),
   ("McDonald Well-KNOWN iPHONE", []),
 ])  # fmt: skip
 def test_capital_words_by_hand(text, words):
@@ -346,9 +344,8 @@ def test_only_what_follows_the_thinking_counts(response, instruction, reason):
   jail = Jail(AssertionError("asked"))
   verdict = verify(response, [instruction], jail=jail)
   assert (verdict.status, verdict.reason) == (
-    "fail" if reason else "pass",
-    reason,
-  )
+    "fail" if reason else "pass", reason
+  )  # fmt: skip
   assert verdict.score == (not reason)
   if response == "":
     assert verify(response, [FRENCH], jail=jail).reason == reason

@@ -59,12 +59,9 @@ def run(request):
     return level, reports, canaries.complaints(), canaries.secret
 
 
-@pytest.mark.parametrize(
-  "name",
-  tiers.some(
-    [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES], 1
-  ),
-)
+@pytest.mark.parametrize("name", tiers.some([
+  n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES
+], 1))  # fmt: skip
 def test_verdict(run, name):
   level, reports, _, secret = run
   _, right = hostile_code.header(name)
@@ -639,9 +636,8 @@ def frames(data):
 def test_frames_by_hand():
   data = frame(0, b"ab") + frame(1, why=b"c", status=256)
   found = [
-    zygote.Frame(0, 0, 0.5, b"ab", b""),
-    zygote.Frame(1, 256, 0.5, b"", b"c"),
-  ]
+    zygote.Frame(0, 0, 0.5, b"ab", b""), zygote.Frame(1, 256, 0.5, b"", b"c")
+  ]  # fmt: skip
   assert frames(data) == (found, len(data))
   assert zygote._expected(found) == found
   (before,), _ = frames(frame(-1))
@@ -656,8 +652,7 @@ def test_frames_out_of_order_are_left_out(indexes):
 
 
 @pytest.mark.parametrize("data", [
-  b"x",
-  frame(0, b"abc")[:-1],
+  b"x", frame(0, b"abc")[:-1],
   jail_main.FRAME.pack(0, 0, 0.0, 2**32 - 1, 2**32 - 1),
 ])  # fmt: skip
 def test_frames_that_are_none(data):
