@@ -18,14 +18,7 @@ reasoning_gym = pytest.importorskip("reasoning_gym")
 
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.gym import (
-  Family,
-  check,
-  checks,
-  heldout,
-  puzzle,
-  verify,
-)
+from brorl_jax.verdicts.gym import Family, check, heldout, puzzle, verify
 from brorl_jax.verdicts.sandbox.jail import Failed
 
 SMALL = [
@@ -294,7 +287,7 @@ def test_the_lists_are_about_tasks_that_exist():
   assert sum(map(len, sets)) == len(known)
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
-  for table in (checks.CHECKS, checks.FORMS, gym.JAILED, gym.LONGEST):
+  for table in (gym.checks.CHECKS, gym.checks.FORMS, gym.JAILED, gym.LONGEST):
     assert usable >= set(table)
 
 
@@ -311,7 +304,7 @@ def test_entries_without_task_or_answer_are_refused(response, broken, named):
 
 
 SCORED = sorted(
-  (gym.ALLOWED | gym.STORED.keys()) - checks.CHECKS.keys() - gym.JAILED
+  (gym.ALLOWED | gym.STORED.keys()) - gym.checks.CHECKS.keys() - gym.JAILED
 )
 
 

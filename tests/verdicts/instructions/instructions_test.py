@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import refuses
 
-from brorl_jax.verdicts.instructions import (
-  BUILT_IN,
-  MAX_FORBIDDEN,
-  MAX_SHOWN,
-  capital_words,
-  check,
-  count_sentences,
-  if_library,
-  is_english,
-  verify,
-)
+from brorl_jax.verdicts import instructions
+from brorl_jax.verdicts.instructions import BUILT_IN, check, verify
 from brorl_jax.verdicts.sandbox import jail as jails
 
 few = settings(max_examples=30)
@@ -72,7 +63,7 @@ def test_the_arguments_are_read_as_they_are(kind, kwargs, _good, _bad):
   ("keywords:frequency", "relation", ["more than", "At least", "", 3, ["x"]]),
   ("keywords:letter_frequency", "letter", ["", "ab", " ", 1]),
   ("keywords:forbidden_words", "forbidden_words", [[],
-    ["a" * (MAX_FORBIDDEN + 1)], "a"]),
+    ["a" * (instructions.MAX_FORBIDDEN + 1)], "a"]),
   ("length_constraints:number_paragraphs", "num_paragraphs", [0, -1, "2"]),
   ("length_constraints:nth_paragraph_first_word", "first_word", ["two words",
     ""]),
@@ -196,7 +187,7 @@ def lone_asterisk(kind, text):
 )
 @pytest.mark.parametrize("kind, kwargs", COMPARED)
 def test_the_rules_are_ifevals(kind, kwargs):
-  theirs = if_library._checker(kind)
+  theirs = instructions.if_library._checker(kind)
   theirs.build_description(**kwargs)
   rng = random.Random(kind)
   seen = set()
@@ -240,7 +231,7 @@ PLAIN = (
   ("Is it? yes", 2),
 ])  # fmt: skip
 def test_sentences_by_hand(text, count):
-  assert count_sentences(text) == count
+  assert instructions.count_sentences(text) == count
 
 
 @pytest.mark.parametrize("text, words", [
@@ -250,7 +241,7 @@ def test_sentences_by_hand(text, count):
   ("McDonald Well-KNOWN iPHONE", []),
 ])  # fmt: skip
 def test_capital_words_by_hand(text, words):
-  assert capital_words(text) == words
+  assert instructions.capital_words(text) == words
 
 
 @pytest.mark.parametrize("text, english", [
@@ -272,14 +263,14 @@ def test_capital_words_by_hand(text, words):
   ("a" * 8 + "é", False),
 ])  # fmt: skip
 def test_english_by_hand(text, english):
-  assert is_english(text) is english
+  assert instructions.is_english(text) is english
 
 
 @settings(max_examples=100)
 @given(st.text(alphabet=".!?…。 \n\"')*ab1M-", max_size=60))
 def test_no_text_has_more_sentences_than_stops_allow(text):
   stops = sum(text.count(stop) for stop in ".!?…。")
-  count = count_sentences(text)
+  count = instructions.count_sentences(text)
   assert 0 <= count <= stops + 1
   assert count == 0 or any(map(str.isalnum, text))
   # The number of a list's line is none.
@@ -318,7 +309,7 @@ class Jail:
   ("two words", 2 / 3, ["detectable_format:title"]),
   ("<<two>>", 2 / 3, ["length_constraints:number_words"]),
   ("Two, words", 1 / 3, ["punctuation:no_comma", "detectable_format:title"]),
-  ("<<a>> b" * MAX_SHOWN, 1.0, []),
+  ("<<a>> b" * instructions.MAX_SHOWN, 1.0, []),
   (",", 0.0, ["punctuation:no_comma", "detectable_format:title",
     "length_constraints:number_words"]),
 ])  # fmt: skip
@@ -329,7 +320,7 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   assert verdict.reason == (
     f"not followed: {', '.join(missed)}" if missed else ""
   )
-  assert verdict.answer == response[:MAX_SHOWN]
+  assert verdict.answer == response[: instructions.MAX_SHOWN]
   assert verdict.reward == float(not missed)
 
 
@@ -373,7 +364,7 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
     verify("Oui", [FRENCH], jail=Jail(KeyError("x")))
 
 
-@pytest.mark.parametrize("instructions, message", [
+@pytest.mark.parametrize("given, message", [
   ([], "instructions ... empty ... at least one"),
   ("abc", "instructions ... list"),
   ({"id": "x"}, "instructions ... list"),
@@ -407,10 +398,10 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
     "'length_constraints:nth_paragraph_first_word': "
     "nth_paragraph = 3 ... num_paragraphs = 2"),
 ])  # fmt: skip
-def test_wrong_instructions_are_refused_in_one_line(instructions, message):
+def test_wrong_instructions_are_refused_in_one_line(given, message):
   for refuse in (check, lambda wrong: verify("text", wrong)):
     with refuses(ValueError, message):
-      refuse(instructions)
+      refuse(given)
 
 
 def test_what_is_right_is_accepted():
