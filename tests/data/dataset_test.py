@@ -147,9 +147,8 @@ def test_an_example_of_each_domain(tmp_path):
 def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
   metadata = {"source_dataset": "chain_sum"}
   entry = {"question": "1 + 1", "answer": "", "metadata": metadata}
-  path = write(
-    tmp_path / "a.jsonl", line(domain="gym", entry=entry, answer=None)
-  )
+  bad = line(domain="gym", entry=entry, answer=None)
+  path = write(tmp_path / "a.jsonl", bad)
   with pytest.raises(DataError, match=r"empty.*answer"):
     read(path, domains=DOMAINS)
 
@@ -217,10 +216,8 @@ def test_repeats_are_counted_and_contradictions_refused(tmp_path):
   )
   assert read(path, domains=SIMPLE).repeats == 2
   other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
-  with refuses(
-    DataError,
-    f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'",
-  ):
+  said = f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'"
+  with refuses(DataError, said):
     read([path, other], domains=SIMPLE)
 
 

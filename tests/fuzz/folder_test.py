@@ -80,9 +80,8 @@ def mesh():
 
 
 def records(step):
-  return made.records(
-    step, ([1, 0], [0, 0]), dict.fromkeys(_IDS, ("gym", "gcd"))
-  )
+  prompts = dict.fromkeys(_IDS, ("gym", "gcd"))
+  return made.records(step, ([1, 0], [0, 0]), prompts)
 
 
 def lines(steps):

@@ -248,9 +248,8 @@ def test_memory_is_planned_for_an_adapter():
   assert plans.update.gradient_bytes == 4 * numbers(trained)
   full = planned(c, keep_reference=False)
   work = lambda p: p.rollouts.load.stages(1, 1)["prefilling"]["work"]
-  assert work(plans) - work(full) == pytest.approx(
-    4.4 * numbers(frozen), rel=1e-3
-  )
+  want = pytest.approx(4.4 * numbers(frozen), rel=1e-3)
+  assert work(plans) - work(full) == want
 
 
 def exported(folder, policy=LORA):

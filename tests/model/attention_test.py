@@ -37,10 +37,8 @@ def test_every_query_turns_by_its_own_position_and_every_head_alike():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, 5, 6)).astype(np.float32)
   position = rng.integers(0, 50, (2, 3, 4))
-  rope = Rope(20.0)
-  got = attention.rotate(
-    jnp.asarray(x), *rope.turn(jnp.asarray(position), 6), CPU
-  )
+  turn = Rope(20.0).turn(jnp.asarray(position), 6)
+  got = attention.rotate(jnp.asarray(x), *turn, CPU)
   pairs = x[..., :3] + 1j * x[..., 3:]
   for p, r, t, h, i in np.ndindex(pairs.shape):
     angle = position[p, r, t] * 20.0 ** (-i / 3)
@@ -332,9 +330,8 @@ def test_a_sliding_layer_sees_its_window_and_the_other_all():
   position = jnp.arange(Q)[None, None]
   own = jnp.tril(jnp.ones((Q, Q), bool))[None, None]
   both = attention.row_views(policy, position, own, None)
-  of = lambda layer: attention.layer_view(policy, both, jnp.int32(layer)).own[
-    0, 0
-  ]
+  view = lambda layer: attention.layer_view(policy, both, jnp.int32(layer))
+  of = lambda layer: view(layer).own[0, 0]
   near = np.tril(np.ones((Q, Q), bool)) & ~np.tril(np.ones((Q, Q), bool), -2)
   np.testing.assert_array_equal(of(0), near)
   np.testing.assert_array_equal(of(1), own[0, 0])

@@ -75,9 +75,8 @@ def compare(form, other, arrays, rows, atol):
   slope = np.random.default_rng(1).normal(size=q.shape) * rows
   found = []
   for each in (form, other):
-    out, pull = jax.vjp(
-      lambda q, sides, f=each: f(q, sides, real, masks), q, sides
-    )
+    run = lambda q, sides, f=each: f(q, sides, real, masks)
+    out, pull = jax.vjp(run, q, sides)
     found.append((out * rows, pull(jnp.asarray(slope, out.dtype))))
   assert all(float(jnp.abs(x).max()) > 0.1 for x in jax.tree.leaves(found[0]))
   for a, b in zip(*map(jax.tree.leaves, found), strict=True):

@@ -59,14 +59,11 @@ def test_files_come_to_any_mesh_as_the_same_values(tmp_path, fsdp, tensor):
   """FSDP, tensor, and both; of a dense and of a routed policy."""
   devices = jax.devices()[: fsdp * tensor]
   mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
-  huggingface.save(
-    tmp_path / "dense", WIDE, random_params(WIDE), shard_bytes=7000
-  )
+  dense = random_params(WIDE)
+  huggingface.save(tmp_path / "dense", WIDE, dense, shard_bytes=7000)
   for name in ("dense", "routed"):
     directory = tmp_path / name
-    want = random_params(WIDE)
-    if name == "routed":
-      _, want = routed(directory)
+    want = routed(directory)[1] if name == "routed" else dense
     assert len(list(directory.glob("model-*.safetensors"))) >= 3
     policy, params = huggingface.load(directory, mesh=mesh)
     same(params, want)
@@ -207,9 +204,8 @@ def test_a_name_of_the_hub_is_downloaded(tmp_path, monkeypatch):
     assert not local_files_only
     return str(tmp_path)
 
-  monkeypatch.setattr(
-    huggingface.huggingface_hub, "snapshot_download", download
-  )
+  hub = huggingface.huggingface_hub
+  monkeypatch.setattr(hub, "snapshot_download", download)
   for name in ("config.json", WEIGHTS):
     (tmp_path / name).touch()
   assert huggingface.locate("maker/model-1.5B") == tmp_path

@@ -45,9 +45,7 @@ def test_initial_parameters_are_normal_with_standard_deviation_002():
     assert abs((z**2).mean() - 1) < 5 * (2 / len(z)) ** 0.5, name
     assert abs(z).max() > 3, name  # not truncated
   # No two layers and no two kernels start alike.
-  up, gate = (
-    params["blocks"]["up"]["kernel"], params["blocks"]["gate"]["kernel"]
-  )  # fmt: skip
+  up, gate = (params["blocks"][name]["kernel"] for name in ("up", "gate"))
   assert jnp.all(up[0] != up[1]) and jnp.mean(up == gate) < 0.01
   embed = params["embed"]["embedding"]
   assert jnp.mean(embed == params["head"]["kernel"].T) < 0.01

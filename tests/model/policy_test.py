@@ -327,9 +327,8 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
   real = np.asarray(mask)[:, None, None, :, None]
   for a, b in ((prefix.k, whole_prefix.k), (prefix.v, whole_prefix.v)):
     assert a.shape == b.shape
-    np.testing.assert_allclose(
-      np.where(real, a, 0), np.where(real, b, 0), atol=3e-5
-    )
+    a, b = np.where(real, a, 0), np.where(real, b, 0)
+    np.testing.assert_allclose(a, b, atol=3e-5)
   # No array has S x S scores, and only the last positions have logits.
   program = jax.make_jaxpr(lambda: policy.prefill(params, tokens, mask))()
   shapes = [
@@ -385,9 +384,8 @@ def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
     args = (token, at, which, table, goes)
     got, pools = step(policy, weights, shared, pools, *map(jnp.asarray, args))
     for a, r in np.argwhere(goes):
-      np.testing.assert_allclose(
-        got[a, r], want[a, r, length[a, r] - 1], atol=3e-5
-      )
+      last = want[a, r, length[a, r] - 1]
+      np.testing.assert_allclose(got[a, r], last, atol=3e-5)
     length += goes
   # Nothing was written elsewhere.
   used = np.zeros((blocks, C), bool)

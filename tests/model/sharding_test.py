@@ -91,10 +91,8 @@ def test_places_of_parameters(mesh):
 def test_more_devices_of_a_row_than_key_value_heads():
   """Axis `expert` cuts what `tensor` does, but for these."""
   mesh = meshes.make_mesh(tensor=2, expert=2)
-  specs = {
-    name: place.spec
-    for name, place in named(sharding.param_shardings(abstract(), mesh)).items()
-  }
+  places = named(sharding.param_shardings(abstract(), mesh))
+  specs = {name: place.spec for name, place in places.items()}
   both = ("tensor", "expert")
   assert specs["blocks/q/kernel"] == P(None, "fsdp", both)
   assert specs["blocks/k/kernel"] == P(None, "fsdp", "tensor")
@@ -198,14 +196,11 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
   (_, copies), grads = program(at)
   rounded = x.astype(jnp.bfloat16).astype(np.float32)
   assert (rounded != x).any()
-  np.testing.assert_array_equal(
-    copies["head"]["kernel"], np.tile(rounded, (rows, 1))
-  )
-  np.testing.assert_array_equal(
-    copies["ln_final"]["scale"], np.tile(scale, rows)
-  )
+  equal = np.testing.assert_array_equal
+  equal(copies["head"]["kernel"], np.tile(rounded, (rows, 1)))
+  equal(copies["ln_final"]["scale"], np.tile(scale, rows))
   for name, leaf in named(grads).items():
-    np.testing.assert_array_equal(leaf, np.full(leaf.shape, 255.0 + rows))
+    equal(leaf, np.full(leaf.shape, 255.0 + rows))
     assert leaf.sharding == named(at)[name].sharding, name
   # Of the program as it is written: XLA's CPU compiler widens bfloat16.
   text = program.lower(at).as_text()

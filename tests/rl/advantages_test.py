@@ -403,9 +403,8 @@ def test_every_prompt_counts_once_by_hand():
   np.testing.assert_allclose(got, want, rtol=1e-6)
   # So that each has the same share of the sum: 4 (K / n) (1 - K / n) n / (n-1).
   right = (got * (np.asarray(args[0]) > 0)).sum(axis=1)
-  np.testing.assert_allclose(
-    right, [4 / 2, 4 / 4, 4 * 2 / 6 * 4 / 5], rtol=1e-6
-  )
+  want = [4 / 2, 4 / 4, 4 * 2 / 6 * 4 / 5]
+  np.testing.assert_allclose(right, want, rtol=1e-6)
 
 
 def test_a_prompt_of_which_none_counts_is_no_prompt():

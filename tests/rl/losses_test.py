@@ -139,9 +139,8 @@ def test_a_weight_of_c_is_c_equal_rows():
     assert float(got.value) == pytest.approx(float(want.value), rel=1e-5)
   for i in (0, 3):
     slope = lambda f, i=i: jax.jit(jax.grad(lambda x: f(x)[i].value))(logp)
-    np.testing.assert_allclose(
-      slope(weighted), slope(repeated), rtol=1e-5, atol=1e-7
-    )
+    slopes = slope(weighted), slope(repeated)
+    np.testing.assert_allclose(*slopes, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("ratio, advantage, weight, clipped", [

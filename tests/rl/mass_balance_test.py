@@ -98,9 +98,8 @@ def test_multiset_equals_set_form_when_every_draw_differs():
   probs, n = jax.nn.softmax(logits), int(counts.sum())
   one = mb.mass_balance(probs, correct, counts > 0, lr=0.1, n=n, **REWARDS)
   many = mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=n, **REWARDS)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, many
-  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12)
+  jax.tree.map(close, one, many)
 
 
 def test_exact_step_differs_by_the_square_of_the_learning_rate():
@@ -146,15 +145,11 @@ def test_negative_steps_become_rarer_with_n():
   p = rng.permutation(p / p.sum())
   correct = np.zeros(2000, bool)
   correct[rng.choice(2000, 200, replace=False)] = True
-  balance = jax.jit(
-    jax.vmap(
-      lambda sampled: (
-        mb.mass_balance(
-          jnp.asarray(p), jnp.asarray(correct), sampled, lr=1.0, n=1, **REWARDS
-        ).total
-      )
-    )
+  both, how = (jnp.asarray(p), jnp.asarray(correct)), dict(lr=1.0, n=1)
+  total = lambda sampled: (
+    mb.mass_balance(*both, sampled, **how, **REWARDS).total
   )
+  balance = jax.jit(jax.vmap(total))
   share = []
   for n in (1, 2, 4, 8, 16, 64):
     counts = rng.multinomial(n, p, size=400)

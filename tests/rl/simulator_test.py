@@ -22,9 +22,8 @@ SMALL = FIGURE_3 | dict(steps=20, vocab=600, correct=50)
 
 @functools.cache
 def figure_3(n):
-  return jax.tree.map(
-    np.asarray, sim.simulate(jax.random.key(0), n=n, **FIGURE_3)
-  )
+  run = sim.simulate(jax.random.key(0), n=n, **FIGURE_3)
+  return jax.tree.map(np.asarray, run)
 
 
 @pytest.mark.ci
@@ -94,11 +93,8 @@ def test_no_draw_is_of_probability_0(monkeypatch, u_block, empty):
   p[:empty] = 0.0
   n = 2**23
   every = jnp.arange(n) / n  # all that jax.random.uniform returns in float32
-  monkeypatch.setattr(
-    jax.random,
-    "uniform",
-    lambda key, shape: jnp.stack([jnp.full(n, u_block), every]),
-  )
+  draw = lambda key, shape: jnp.stack([jnp.full(n, u_block), every])
+  monkeypatch.setattr(jax.random, "uniform", draw)
   counts = np.asarray(sim.draw_counts(jax.random.key(0), jnp.asarray(p), n))
   assert counts.sum() == n
   assert (counts[p == 0.0] == 0).all()
@@ -207,10 +203,8 @@ def test_other_settings_out_of_range_are_refused():
 
 def test_what_is_observed_by_hand():
   # One correct token, sampled or not: it improves or it does not.
-  run = sim.simulate(
-    jax.random.key(0),
-    **(SMALL | dict(n=600, steps=1, correct=1, optimizer=sim.Sgd(lr=10.0))),
-  )
+  how = SMALL | dict(n=600, steps=1, correct=1, optimizer=sim.Sgd(lr=10.0))
+  run = sim.simulate(jax.random.key(0), **how)
   assert run.improved_fraction[0] == 0.0 and run.worst_drop[0] == 0.0
   gain = run.correct_mass[1] - run.correct_mass[0]
   np.testing.assert_allclose(run.worst_drop[1], gain, rtol=1e-4)

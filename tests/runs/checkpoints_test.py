@@ -281,10 +281,8 @@ def test_refuses_another_model_and_leaves_its_steps_alone(run, like, message):
 
 def abstract_params(run):
   place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    state_of(1).params,
-  )
+  of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+  return jax.tree.map(of, state_of(1).params)
 
 
 @pytest.mark.parametrize("step, want", [(None, 4), (2, 2)])

@@ -95,10 +95,8 @@ def parts(x, cuts):
     [slice(a, b) for a, b in itertools.pairwise((0, *at, n))]
     for at, n in zip(cuts, x.shape, strict=True)
   ]
-  return [
-    intact._part(x[index], index, x.shape)
-    for index in itertools.product(*ranges)
-  ]
+  every = itertools.product(*ranges)
+  return [intact._part(x[index], index, x.shape) for index in every]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])

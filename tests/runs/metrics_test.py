@@ -291,9 +291,7 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
   assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)
 
 
-def test_tensorboard_neither_ends_nor_delays_a_run(
-  tmp_path, capfd, monkeypatch
-):
+def test_tensorboard_neither_ends_nor_delays_runs(tmp_path, capfd, monkeypatch):
   """Its disk is full, the clock goes back, and a value has no histogram."""
   threads = threading.active_count()
   writer = metrics.Writer(tmp_path, after=-1, steps=9)
@@ -327,9 +325,8 @@ def test_time_since():
 
 
 def test_busy_are_the_processor_or_the_wall(monkeypatch):
-  monkeypatch.setattr(
-    metrics, "now", lambda: metrics.Clock(9.0, 30.0, 5.0, 6.0)
-  )
+  clock = metrics.Clock(9.0, 30.0, 5.0, 6.0)
+  monkeypatch.setattr(metrics, "now", lambda: clock)
   # 8 of the wall, 3 of them compiling; 20 of cores, 2 of them compiling.
   begin = metrics.Clock(1.0, 10.0, 2.0, 4.0)
   spent = metrics.since(begin)

@@ -328,10 +328,8 @@ def test_tests_with_long_inputs_share_less(jail):
 
 def test_no_test_is_guessed_twice(jail):
   """What tests leave behind for each other must not be a second try."""
-  program = (
-    "import builtins\nprint('YES' if hasattr(builtins, 'a') else 'NO')\n"
-  )
-  program += "builtins.a = 1"
+  said = "print('YES' if hasattr(builtins, 'a') else 'NO')"
+  program = f"import builtins\n{said}\nbuiltins.a = 1"
   for outputs, score in (["NO", "YES"] * 3, 0.5), (["NO"] * 6, 1.0):
     tests = {"inputs": [*"123456"], "outputs": outputs}
     assert outcome(program, tests, jail)[1] == score
@@ -545,11 +543,8 @@ for fd in range(3, 256):
   except OSError: pass
 os._exit(0)
 """
-  assert outcome(program, ADD, jail) == (
-    "fail",
-    0.0,
-    "runtime error: passed??[2J",
-  )
+  want = ("fail", 0.0, "runtime error: passed??[2J")
+  assert outcome(program, ADD, jail) == want
 
 
 class Recorder:

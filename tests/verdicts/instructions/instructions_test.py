@@ -27,9 +27,7 @@ def followed(kind, text, **kwargs):
 # A kind, its arguments, texts that follow it and texts that do not.
 # Keywords are counted without overlap: aaa has one aa.
 TABLE = pathlib.Path(__file__).parent / "by_hand.jsonl"
-BY_HAND = [
-  [*json.loads(line).values()] for line in TABLE.read_text().splitlines()
-]
+BY_HAND = [[*json.loads(x).values()] for x in TABLE.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("kind, kwargs, good, bad", BY_HAND)
@@ -99,9 +97,8 @@ def test_json_is_seen(value, fence):
 def test_a_forbidden_word_is_found_wherever_it_stands(text, words):
   kind = "keywords:forbidden_words"
   assert followed(kind, text, forbidden_words=words)
-  assert not followed(
-    kind, f"{text} {words[-1].upper()}.", forbidden_words=words
-  )
+  loud = f"{text} {words[-1].upper()}."
+  assert not followed(kind, loud, forbidden_words=words)
   assert followed(kind, f"{text}x{words[-1]}x", forbidden_words=words)
 
 
@@ -317,9 +314,8 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   verdict = verify(response, [NO_COMMA, TITLE, TWO_WORDS])
   assert verdict.score == pytest.approx(score)
   assert verdict.status == ("fail" if missed else "pass")
-  assert verdict.reason == (
-    f"not followed: {', '.join(missed)}" if missed else ""
-  )
+  said = f"not followed: {', '.join(missed)}" if missed else ""
+  assert verdict.reason == said
   assert verdict.answer == response[: instructions.MAX_SHOWN]
   assert verdict.reward == float(not missed)
 
@@ -334,9 +330,8 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
 def test_only_what_follows_the_thinking_counts(response, instruction, reason):
   jail = Jail(AssertionError("asked"))
   verdict = verify(response, [instruction], jail=jail)
-  assert (verdict.status, verdict.reason) == (
-    "fail" if reason else "pass", reason
-  )  # fmt: skip
+  assert verdict.status == ("fail" if reason else "pass")
+  assert verdict.reason == reason
   assert verdict.score == (not reason)
   if response == "":
     assert verify(response, [FRENCH], jail=jail).reason == reason

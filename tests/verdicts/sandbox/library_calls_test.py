@@ -71,9 +71,8 @@ def test_gym_gives_the_scorers_number(worker):
 
 def test_gym_tells_that_a_scorer_raised(worker):
   puzzle = entry("prime_factorization", "2", prime_factors=[2, 2])
-  assert worker.ask("gym", "two", puzzle, timeout=LONG) == {
-    "raised": "ValueError"
-  }
+  got = worker.ask("gym", "two", puzzle, timeout=LONG)
+  assert got == {"raised": "ValueError"}
   with pytest.raises(Failed, match=r"^gym: KeyError: 'metadata'$"):
     worker.ask("gym", "4", {}, timeout=LONG)
 
