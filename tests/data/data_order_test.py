@@ -140,10 +140,9 @@ DATA = {"math": "aa", "code": "bb", "gym": "cc"}
 def test_a_change_is_refused_by_name(change, said):
   start = Order(SIZES, WEIGHTS, seed=3).fingerprint(DATA)
   now = Order(
-    change.get("sizes", SIZES),
-    change.get("weights", WEIGHTS),
+    change.get("sizes", SIZES), change.get("weights", WEIGHTS),
     seed=change.get("seed", 3),
-  ).fingerprint(change.get("data", DATA))
+  ).fingerprint(change.get("data", DATA))  # fmt: skip
   refuse_changes(start, start)
   with refuses(ValueError, said):
     refuse_changes(start, now)

@@ -147,25 +147,21 @@ def test_an_example_of_each_domain(tmp_path):
 def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
   metadata = {"source_dataset": "chain_sum"}
   entry = {"question": "1 + 1", "answer": "", "metadata": metadata}
-  path = write(
-    tmp_path / "a.jsonl", line(domain="gym", entry=entry, answer=None)
-  )
+  bad = line(domain="gym", entry=entry, answer=None)
+  path = write(tmp_path / "a.jsonl", bad)
   with pytest.raises(DataError, match=r"empty.*answer"):
     read(path, domains=DOMAINS)
 
 
 @pytest.mark.parametrize("names, said", [
-  ([], "no data files"),
-  (["none.jsonl"], "none.jsonl ... does not exist"),
+  ([], "no data files"), (["none.jsonl"], "none.jsonl ... does not exist"),
   (["no*.jsonl"], "no*.jsonl ... pattern"),
   (["a.jsonl", "a.jsonl"], "a.jsonl ... twice"),
   (["a.jsonl", "*.jsonl"], "a.jsonl ... twice"),
-  (["folder"], "folder ... .parquet"),
-  (["list.json"], "list.json: not JSON: "),
+  (["folder"], "folder ... .parquet"), (["list.json"], "list.json: not JSON: "),
   (["a.jsonl.gz"], "a.jsonl.gz ... .gz"),
   (["a.txt"], "a.txt ... .txt ... .jsonl ... .parquet"),
-  (["empty.jsonl"], "empty.jsonl ... no records"),
-  (["a.parquet"], "a.parquet"),
+  (["empty.jsonl"], "empty.jsonl ... no records"), (["a.parquet"], "a.parquet"),
 ])  # fmt: skip
 def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   monkeypatch.chdir(tmp_path)
@@ -220,10 +216,8 @@ def test_repeats_are_counted_and_contradictions_refused(tmp_path):
   )
   assert read(path, domains=SIMPLE).repeats == 2
   other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
-  with refuses(
-    DataError,
-    f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'",
-  ):
+  said = f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'"
+  with refuses(DataError, said):
     read([path, other], domains=SIMPLE)
 
 
@@ -458,10 +452,8 @@ def test_damaged_parquet_is_refused(parquet, damage):
   path = pathlib.Path(parquet(rows))
   data = path.read_bytes()
   path.write_bytes({
-    "cut": data[: len(data) // 2],
-    "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
-    "empty": b"",
-    "middle": data[:20] + b"\xff" * 200 + data[220:],
+    "cut": data[: len(data) // 2], "junk": b"PAR1" + b"\xff" * 100 + b"PAR1",
+    "empty": b"", "middle": data[:20] + b"\xff" * 200 + data[220:],
   }[damage])  # fmt: skip
   with refuses(DataError, "a.parquet"):
     read(str(path), domains=SIMPLE)

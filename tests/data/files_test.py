@@ -37,11 +37,8 @@ def test_a_folder_is_all_files_in_it_sorted(folder):
   # What tools keep beside them is no data.
   folder("mine/.cache/huggingface/d.jsonl", "mine/cache-12ab.arrow")
   found = files.find(["mine/"])
-  assert [f.path for f in found] == [
-    "mine/a.parquet",
-    "mine/b.jsonl",
-    "mine/deep/c.arrow",
-  ]
+  want = ["mine/a.parquet", "mine/b.jsonl", "mine/deep/c.arrow"]
+  assert [f.path for f in found] == want
   # .json is also the ending of what describes a set.
   folder("mine/x.json", "b/state.json", "b/x.json", "b/dataset_info.json")
   assert len(paths("mine")) == 3 and paths("b") == paths("b:x") == ["b/x.json"]
@@ -91,10 +88,9 @@ def test_a_split_of_two_parts_of_a_data_set_wants_one_of_them(folder):
 
 
 def test_a_name_with_a_colon_is_a_file_if_there_is_one(folder):
-  folder("set/a.jsonl", "set:b.jsonl")
-  assert files.find("set:b.jsonl") == [
-    File("set:b.jsonl", "set-b", "set:b.jsonl")
-  ]
+  name = "set:b.jsonl"
+  folder("set/a.jsonl", name)
+  assert files.find(name) == [File(name, "set-b", name)]
 
 
 @pytest.mark.parametrize("given, says", [
@@ -118,19 +114,15 @@ def names(*given):
 
 def test_names_are_as_short_as_they_can_be(folder):
   assert names("x/a.jsonl", "x/b c.jsonl") == {
-    "x/a.jsonl": "a",
-    "x/b c.jsonl": "b-c",
-  }
+    "x/a.jsonl": "a", "x/b c.jsonl": "b-c"
+  }  # fmt: skip
   assert names("x/a.jsonl", "x/a.parquet", "x/b.jsonl") == {
-    "x/a.jsonl": "a.jsonl",
-    "x/a.parquet": "a.parquet",
-    "x/b.jsonl": "b",
-  }
+    "x/a.jsonl": "a.jsonl", "x/a.parquet": "a.parquet", "x/b.jsonl": "b"
+  }  # fmt: skip
   assert names("x/train.jsonl", "y/train.jsonl", "y/z/train.jsonl") == {
-    "x/train.jsonl": "x/train.jsonl",
-    "y/train.jsonl": "y/train.jsonl",
+    "x/train.jsonl": "x/train.jsonl", "y/train.jsonl": "y/train.jsonl",
     "y/z/train.jsonl": "z/train.jsonl",
-  }
+  }  # fmt: skip
   some = ["a/x/t.jsonl", "b/x/t.jsonl", "t.jsonl"]
   assert names(*some)["a/x/t.jsonl"] == "a/x/t.jsonl"
   assert names(*some) == names(*reversed(some)) == names(*some, *some)

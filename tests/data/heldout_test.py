@@ -1,16 +1,8 @@
 import pytest
 from messages import refuses
 
-from brorl_jax.data.dataset import (
-  Data,
-  DataError,
-  refuse_drawn,
-  refuse_overlap,
-  split,
-  trained_on,
-  without,
-  worded,
-)
+from brorl_jax.data import dataset
+from brorl_jax.data.dataset import DataError, refuse_overlap, split
 from brorl_jax.data.files import Place
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import Example
@@ -25,7 +17,7 @@ def example(name, text, system=None):
 
 def data(*examples, file="a.jsonl", skipped=()):
   places = [Place(file, i + 1) for i in range(len(examples))]
-  return Data(list(examples), places, skipped)
+  return dataset.Data(list(examples), places, skipped)
 
 
 HELD = (31, 1287, 1371, 1537, 1865, 1944, 2196, 2729)
@@ -34,7 +26,7 @@ MANY = data(*(example(f"q-{i}", f"How much is {i} + 5?") for i in range(3_000)))
 
 def test_prompts_that_are_left_out_join_the_bad_records():
   every = data(example("a", "A b."), example("b", "c"), skipped=["bad"])
-  left = without(every, {worded(example("x", "a  B."))})
+  left = dataset.without(every, {dataset.worded(example("x", "a  B."))})
   assert [e.id for e in left.examples] == ["b"] and len(left.places) == 1
   assert left.skipped[0] == "bad" and "a.jsonl, line 1" in str(left.skipped[1])
 
@@ -120,9 +112,9 @@ def test_an_example_on_both_sides_is_refused(other, said):
 @pytest.mark.parametrize("one_in", [2, 300])
 def test_the_training_side_is_that_of_the_split(one_in):
   train, _ = split(MANY, one_in=one_in)
-  assert trained_on(MANY, one_in=one_in) == train
+  assert dataset.trained_on(MANY, one_in=one_in) == train
   _, heldout = split(MANY, one_in=300)
-  assert trained_on(heldout, one_in=300).examples == []
+  assert dataset.trained_on(heldout, one_in=300).examples == []
 
 
 def test_a_generator_never_draws_what_another_seed_holds_out():
@@ -135,7 +127,7 @@ def test_a_generator_never_draws_what_another_seed_holds_out():
     drawn = [gym.puzzle(one, "train", i, seed=seed) for i in range(300)]
     assert asked.isdisjoint(p.question for p in drawn)
   assert all("/" in puzzle.id for puzzle in held)  # which no file may have
-  refuse_drawn(data(*held), ["gcd"])
+  dataset.refuse_drawn(data(*held), ["gcd"])
 
 
 def test_a_stored_puzzle_that_may_be_drawn_is_refused():
@@ -144,10 +136,10 @@ def test_a_stored_puzzle_that_may_be_drawn_is_refused():
   stored = Example("p-1", "gym", "my-set", drawn.messages, drawn.entry)
   (fine,) = gym.heldout([family], per_family=1, seed=0)
   both = data(fine, stored, file="h.jsonl")
-  refuse_drawn(both, ["lcm"])
-  refuse_drawn(data(example("a", "3 + 5?")), ["gcd"])
+  dataset.refuse_drawn(both, ["lcm"])
+  dataset.refuse_drawn(data(example("a", "3 + 5?")), ["gcd"])
   with refuses(DataError, "h.jsonl, line 2 ... gcd ... held-out"):
-    refuse_drawn(both, ["lcm", "gcd"])
+    dataset.refuse_drawn(both, ["lcm", "gcd"])
 
 
 def shown(text, puzzle, **entry):
@@ -166,18 +158,18 @@ def test_what_a_stored_puzzle_shows_counts_beside_its_question():
     shown(drawn.question, drawn, question=None),
   ):
     with pytest.raises(DataError, match="held-out puzzle of gcd"):
-      refuse_drawn(data(leak), ["gcd"])
+      dataset.refuse_drawn(data(leak), ["gcd"])
   # The hash of a text around a question tells nothing: nine in ten of these
   # would be on the side of training.
   for i in range(50):
     around = f"Puzzle {i}.\n {fine.question}  \nAnswer in a box."
-    refuse_drawn(data(shown(around, fine)), ["gcd"])
-  refuse_drawn(data(shown(fine.question, fine, question=None)), ["gcd"])
+    dataset.refuse_drawn(data(shown(around, fine)), ["gcd"])
+  dataset.refuse_drawn(data(shown(fine.question, fine, question=None)), ["gcd"])
   # To a generator these are other questions, of the side of training.
   for other in (f"{fine.question}6", fine.question.lower()):
     assert not gym.is_heldout("gcd", other)
     with pytest.raises(DataError, match="held-out puzzle of gcd"):
-      refuse_drawn(data(shown(other, fine)), ["gcd"])
+      dataset.refuse_drawn(data(shown(other, fine)), ["gcd"])
 
 
 def test_ids_that_name_a_line_say_nothing_of_another_file():

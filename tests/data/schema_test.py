@@ -30,8 +30,7 @@ def test_a_map_of_fields_by_hand(text, want):
   ("question", "'question' ... field:column ... prompt:question"),
   ("prompt:", "'prompt:' ... field:column"),
   ("promt:question", "'promt:question' ... 'promt'"),
-  ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
-  ("id:a,id:b", "'id:b'"),
+  ("x:y", "'x:y' ... 'x' ... prompt ... answer"), ("id:a,id:b", "'id:b'"),
 ])  # fmt: skip
 def test_a_map_of_fields_that_is_none(text, says):
   with refuses(ValueError, says):
@@ -55,9 +54,8 @@ def test_files_of_their_own_form(tmp_path, monkeypatch):
   (tmp_path / "mine.py").write_text(MINE)
   files = ["a.jsonl", "a.jsonl=b", "hub:o/n:test"]
   text = "prompt:q; a.jsonl=answer:c.d:e ;a.jsonl=b=mine.py:row;"
-  of = lambda text, files=files: schema.form(
-    text, files, KNOWN, Form(domain="math")
-  )
+  math = Form(domain="math")
+  of = lambda text, files=files: schema.form(text, files, KNOWN, math)
   form = of(text + "hub:o/n:test=brorl_jax.data.schema:show")
   a, b, hub = (form.entries[file] for file in files)
   assert (form.names, a.names) == ({"prompt": "q"}, {"answer": "c.d:e"})
@@ -111,10 +109,8 @@ def test_renamed_columns_are_fields_and_the_others_stay():
     "prompt": "1 + 1?", "answer": "2", "source": "easy", "id": 3,
   }  # fmt: skip
   assert others == {
-    "answer": "long",
-    "reward_model": record["reward_model"],
-    "a": {"b": 4},
-  }
+    "answer": "long", "reward_model": record["reward_model"], "a": {"b": 4}
+  }  # fmt: skip
   assert schema.renamed(record, {}) == ({}, record)
 
 
@@ -140,10 +136,8 @@ def test_a_field_that_is_missing_is_looked_for_among_the_columns():
     say("answer", "anwser", "level"),
     "missing ... 'anwser' ... --config.data.fields=answer:anwser",
   )
-  assert mentions(
-    say("prompt", "question", "level"),
-    "missing ... --config.data.fields=prompt:COLUMN",
-  )
+  said = say("prompt", "question", "level")
+  assert mentions(said, "missing ... --config.data.fields=prompt:COLUMN")
   long = say("prompt", *(f"column_{i}" for i in range(1000)), "\n")
   assert len(long) < 250 and "\n" not in long
 

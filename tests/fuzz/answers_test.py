@@ -63,12 +63,10 @@ _REPEATED = st.builds(
   st.sampled_from([20, 400, 20_000]),
 )
 ANSWERS = st.one_of(
-  _MADE,
-  _MADE,
-  st.text(max_size=40),
+  _MADE, _MADE, st.text(max_size=40),
   st.text(alphabet="{}\\()[]<>/.,^_$&|!- \n0123456789xyzie", max_size=60),
   _REPEATED,
-)
+)  # fmt: skip
 RESPONSES = st.builds(
   str.format,
   st.sampled_from([
@@ -147,9 +145,8 @@ def puzzle(task):
 # Where in the right answer, how much of it is taken, and what comes there.
 _EDITS = st.lists(
   st.tuples(st.integers(0, 60), st.integers(0, 2), _ATOMS | st.just("")),
-  min_size=1,
-  max_size=3,
-)
+  min_size=1, max_size=3,
+)  # fmt: skip
 
 
 def check_gym(task, answer):
@@ -179,6 +176,5 @@ def check_code(response):
 _FENCES = ["```", "```python\n", "\n```\n", "~~~", "\r\n", "`", "\t"]
 test_code, test_code_at_length = fuzzing.tiers(
   st.lists(ANSWERS | st.sampled_from(_FENCES), max_size=8).map("".join),
-  few=200,
-  many=100_000,
-)(check_code)
+  few=200, many=100_000,
+)(check_code)  # fmt: skip

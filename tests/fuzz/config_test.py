@@ -59,9 +59,8 @@ def names(line, field):
   """Whether a line names the field, or another that it does not go with."""
   last = field.rpartition(".")[2]
   parts = field.split(".")
-  return any(
-    name in line for name in (field, last, parts[0], f"family {parts[-1]}")
-  )
+  names = (field, last, parts[0], f"family {parts[-1]}")
+  return any(name in line for name in names)
 
 
 def check_flag(field, text):

@@ -80,17 +80,14 @@ def mesh():
 
 
 def records(step):
-  return made.records(
-    step, ([1, 0], [0, 0]), dict.fromkeys(_IDS, ("gym", "gcd"))
-  )
+  prompts = dict.fromkeys(_IDS, ("gym", "gcd"))
+  return made.records(step, ([1, 0], [0, 0]), prompts)
 
 
 def lines(steps):
   more = {
-    "rollout/tokens_per_s": 9.0,
-    "reward/mean": 0.5,
-    "policy/entropy": 1.0,
-  }
+    "rollout/tokens_per_s": 9.0, "reward/mean": 0.5, "policy/entropy": 1.0
+  }  # fmt: skip
   more |= {"sampling/degenerate_fraction": 0.5, "time/busy_s": 1.5}
   return [line | more for line in made.metric_lines(steps)]
 
@@ -204,10 +201,9 @@ def ends(mode, path, out):
   said = io.StringIO()
   try:
     with (
-      replaced(),
-      contextlib.redirect_stdout(said),
+      replaced(), contextlib.redirect_stdout(said),
       contextlib.redirect_stderr(said),
-    ):
+    ):  # fmt: skip
       MODES[mode](path, out)
   except (UserError, OSError) as e:
     return fuzzing.one_line(e, longest=5000)

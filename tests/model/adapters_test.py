@@ -13,20 +13,12 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+import update_cases
 from loads import SMALL, planned
 from messages import refuses
 from one_step import config, machine, resolved
 from small_policies import EXPERTS, GEMMA2, TINY, padded, shaken, some_ids
-from update_cases import (
-  OBJECTIVE,
-  POLICY,
-  Blocks,
-  assert_close,
-  gradient,
-  packed,
-  placed,
-  plan_of,
-)
+from update_cases import POLICY, assert_close, gradient, packed
 from update_cases import params as weights
 
 from brorl_jax.config.run import LORA_LAYERS
@@ -132,7 +124,7 @@ def test_the_gradient_is_that_of_the_merged_weights():
 def steps(mesh=None, count=2, **how):
   """The state after updates, and statistics of the last."""
   mesh = mesh or machine().mesh
-  layout = functools.partial(Blocks, devices=meshes.of(mesh).rows)
+  layout = functools.partial(update_cases.Blocks, devices=meshes.of(mesh).rows)
   policy = dataclasses.replace(LORA, mesh=mesh)
   params = jax.device_put(start(), sharding.param_shardings(start(), mesh))
   state = states.initial_state(
@@ -140,10 +132,10 @@ def steps(mesh=None, count=2, **how):
   )
   watch = jax.tree_util.Partial(lambda p: optax.tree.norm(p, squared=True))
   for _ in range(count):
-    batches = placed(mesh, blocks=8, layout=layout)
+    batches = update_cases.placed(mesh, blocks=8, layout=layout)
     state, stats = update.minibatch_step(
       state, batches, tx=TX, response_logp=policy.response_logp,
-      objective=OBJECTIVE, watch=watch, **how,
+      objective=update_cases.OBJECTIVE, watch=watch, **how,
     )  # fmt: skip
   return jax.device_get(state), stats
 
@@ -216,7 +208,7 @@ def test_the_reference_is_the_adapter_switched_off():
   score = lambda at, batch: seen.append(at) or jnp.zeros_like(batch.mask, float)
   mesh = machine().mesh
   for kl_term in (True, False):
-    parts = [plan_of().later]
+    parts = [update_cases.plan_of().later]
     parts = update.scored(parts, state, mesh, logp_of=score, kl_term=kl_term)
     assert (parts[0][0].make(slice(None)).logp_ref is not None) == kl_term
   assert len(seen) == len(packed())
@@ -234,15 +226,11 @@ def test_a_run_of_lora_is_resolved():
   assert this.phases[0].trainer.lora_layers == LORA_LAYERS
 
 
-@pytest.mark.parametrize(
-  "policy, how, line",
-  [
-    (TINY, dict(rank=9),
-      "lora_rank = 9 must be at most 8, the ... side of 'k'"),
-    (TINY, dict(rank=17, layers=("gate",)), "at most 16 ... side of 'gate'"),
-    (EXPERTS, {}, "config.policy.lora_layers = ... must be without gate, up, "),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("policy, how, line", [
+  (TINY, dict(rank=9), "lora_rank = 9 must be at most 8, the ... side of 'k'"),
+  (TINY, dict(rank=17, layers=("gate",)), "at most 16 ... side of 'gate'"),
+  (EXPERTS, {}, "config.policy.lora_layers = ... must be without gate, up, "),
+])  # fmt: skip
 def test_an_adapter_that_cannot_be_is_refused(policy, how, line):
   how = dict(rank=2, alpha=1.0, layers=LORA_LAYERS) | how  # fits
   with refuses(ValueError, line):
@@ -260,9 +248,8 @@ def test_memory_is_planned_for_an_adapter():
   assert plans.update.gradient_bytes == 4 * numbers(trained)
   full = planned(c, keep_reference=False)
   work = lambda p: p.rollouts.load.stages(1, 1)["prefilling"]["work"]
-  assert work(plans) - work(full) == pytest.approx(
-    4.4 * numbers(frozen), rel=1e-3
-  )
+  want = pytest.approx(4.4 * numbers(frozen), rel=1e-3)
+  assert work(plans) - work(full) == want
 
 
 def exported(folder, policy=LORA):

@@ -334,9 +334,8 @@ def test_configs_of_the_hub_are_read_and_written(tmp_path, name, spelling):
   if want.sliding_rope is not None:
     assert fields["rope_local_base_freq"] == want.sliding_rope.theta
     assert rope["sliding_attention"] == {
-      "rope_type": "default",
-      "rope_theta": want.sliding_rope.theta,
-    }
+      "rope_type": "default", "rope_theta": want.sliding_rope.theta
+    }  # fmt: skip
     rope = rope["full_attention"]
   assert rope["rope_theta"] == want.rope.theta
   assert rope["rope_type"] == want.rope.kind

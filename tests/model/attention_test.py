@@ -37,10 +37,8 @@ def test_every_query_turns_by_its_own_position_and_every_head_alike():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, 5, 6)).astype(np.float32)
   position = rng.integers(0, 50, (2, 3, 4))
-  rope = Rope(20.0)
-  got = attention.rotate(
-    jnp.asarray(x), *rope.turn(jnp.asarray(position), 6), CPU
-  )
+  turn = Rope(20.0).turn(jnp.asarray(position), 6)
+  got = attention.rotate(jnp.asarray(x), *turn, CPU)
   pairs = x[..., :3] + 1j * x[..., 3:]
   for p, r, t, h, i in np.ndindex(pairs.shape):
     angle = position[p, r, t] * 20.0 ** (-i / 3)
@@ -75,9 +73,8 @@ def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
   np.testing.assert_allclose(got, want, atol=atol / 10, rtol=0)
   np.testing.assert_allclose(
     *(np.asarray(f(slope)[0], np.float32) for f in (pull, reference)),
-    atol=atol,
-    rtol=0,
-  )
+    atol=atol, rtol=0,
+  )  # fmt: skip
 
 
 def test_the_scale_of_a_rope_lengthens_what_it_turns():
@@ -257,10 +254,9 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
   return value, pull(slope.astype(value.dtype))
 
 
-@pytest.mark.parametrize(
-  "masks, softcap, pieces",
-  [(None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))],
-)
+@pytest.mark.parametrize("masks, softcap, pieces", [
+  (None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))
+])  # fmt: skip
 def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
   """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""
   arrays = draws(None if masks is None else MASKS[masks])
@@ -334,9 +330,8 @@ def test_a_sliding_layer_sees_its_window_and_the_other_all():
   position = jnp.arange(Q)[None, None]
   own = jnp.tril(jnp.ones((Q, Q), bool))[None, None]
   both = attention.row_views(policy, position, own, None)
-  of = lambda layer: attention.layer_view(policy, both, jnp.int32(layer)).own[
-    0, 0
-  ]
+  view = lambda layer: attention.layer_view(policy, both, jnp.int32(layer))
+  of = lambda layer: view(layer).own[0, 0]
   near = np.tril(np.ones((Q, Q), bool)) & ~np.tril(np.ones((Q, Q), bool), -2)
   np.testing.assert_array_equal(of(0), near)
   np.testing.assert_array_equal(of(1), own[0, 0])
@@ -347,13 +342,9 @@ def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
   #            0  1  a  b  c  0  .
   visible, depth = attention.tree_views(jnp.array([[[5, 5, 4, 4, 5, 6, 0]]]))
   want = [
-    [1, 0, 0, 0, 0, 0, 0],
-    [1, 1, 0, 0, 0, 0, 0],
-    [1, 1, 1, 0, 0, 0, 0],
-    [1, 1, 1, 1, 0, 0, 0],
-    [1, 1, 0, 0, 1, 0, 0],
-    [0, 0, 0, 0, 0, 1, 0],
+    [1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0],
     [0, 0, 0, 0, 0, 0, 1],
-  ]
+  ]  # fmt: skip
   np.testing.assert_array_equal(visible[0, 0], np.array(want, bool))
   np.testing.assert_array_equal(depth[0, 0], [0, 1, 2, 3, 2, 0, 0])

@@ -38,9 +38,8 @@ def drawn(rng, A=2, R=3, H=6, G=2, K=4, S=5, C=3, pages=2):
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
   shared = SharedKeys(normal(A, G, S, K), normal(A, G, S, K), mask)
-  own = [
-    Page(normal(A * R, G, K, C), normal(A * R, G, C, K)) for _ in range(pages)
-  ]
+  B = A * R
+  own = [Page(normal(B, G, K, C), normal(B, G, C, K)) for _ in range(pages)]
   return normal(A, R, H, K), shared, own
 
 
@@ -50,9 +49,8 @@ def plain(q, shared, pages, column, limit, softcap):
   k = jnp.concatenate([jnp.swapaxes(p.k, 2, 3) for p in pages], axis=2)
   v = jnp.concatenate([p.v for p in pages], axis=2)
   apart = lambda x: x.reshape(A, R, *x.shape[1:])
-  age = jnp.concatenate(
-    cache.ages(column, len(pages), 3, len(pages) - 1), axis=1
-  )
+  ages = cache.ages(column, len(pages), 3, len(pages) - 1)
+  age = jnp.concatenate(ages, axis=1)
   T = age.shape[1]
   seen = (
     jnp.zeros((A, R, T, T), bool).at[:, :, -1].set(age[None] < limit[..., None])
@@ -164,11 +162,8 @@ def test_int8_scores_and_values_are_those_of_what_was_stored():
     for at in range(3):
       coded = coded.write(normal(), normal(), at)
     small.append(coded)
-    large.append(
-      Page(
-        coded.k * coded.k_scale[:, :, None], coded.v * coded.v_scale[..., None]
-      )
-    )
+    k = coded.k * coded.k_scale[:, :, None]
+    large.append(Page(k, coded.v * coded.v_scale[..., None]))
   run = functools.partial(
     cache.attend_pages, q, shared, column=jnp.int32(1), used=1,
     limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5,
@@ -294,9 +289,8 @@ def some_gpu():
   device = jax.sharding.AbstractDevice(
     device_kind="NVIDIA H100", num_cores=None, platform="gpu"
   )
-  with jax.sharding.use_abstract_mesh(
-    AbstractMesh((), (), abstract_device=device)
-  ):
+  mesh = AbstractMesh((), (), abstract_device=device)
+  with jax.sharding.use_abstract_mesh(mesh):
     yield
 
 

@@ -75,9 +75,8 @@ def compare(form, other, arrays, rows, atol):
   slope = np.random.default_rng(1).normal(size=q.shape) * rows
   found = []
   for each in (form, other):
-    out, pull = jax.vjp(
-      lambda q, sides, f=each: f(q, sides, real, masks), q, sides
-    )
+    run = lambda q, sides, f=each: f(q, sides, real, masks)
+    out, pull = jax.vjp(run, q, sides)
     found.append((out * rows, pull(jnp.asarray(slope, out.dtype))))
   assert all(float(jnp.abs(x).max()) > 0.1 for x in jax.tree.leaves(found[0]))
   for a, b in zip(*map(jax.tree.leaves, found), strict=True):
@@ -90,10 +89,9 @@ def counted(real, q):
   return np.asarray(jnp.broadcast_to(own, q.shape[:3]))[..., None, None]
 
 
-@pytest.mark.parametrize(
-  "how, own",
-  [("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))],
-)
+@pytest.mark.parametrize("how, own", [
+  ("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))
+])  # fmt: skip
 def test_rows_as_sequences_are_the_softmax_over_both_kinds(how, own, kernels):
   arrays = draw(how=how, own=own)
   rows = counted(arrays[2], arrays[0])

@@ -59,14 +59,11 @@ def test_files_come_to_any_mesh_as_the_same_values(tmp_path, fsdp, tensor):
   """FSDP, tensor, and both; of a dense and of a routed policy."""
   devices = jax.devices()[: fsdp * tensor]
   mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
-  huggingface.save(
-    tmp_path / "dense", WIDE, random_params(WIDE), shard_bytes=7000
-  )
+  dense = random_params(WIDE)
+  huggingface.save(tmp_path / "dense", WIDE, dense, shard_bytes=7000)
   for name in ("dense", "routed"):
     directory = tmp_path / name
-    want = random_params(WIDE)
-    if name == "routed":
-      _, want = routed(directory)
+    want = routed(directory)[1] if name == "routed" else dense
     assert len(list(directory.glob("model-*.safetensors"))) >= 3
     policy, params = huggingface.load(directory, mesh=mesh)
     same(params, want)
@@ -207,9 +204,8 @@ def test_a_name_of_the_hub_is_downloaded(tmp_path, monkeypatch):
     assert not local_files_only
     return str(tmp_path)
 
-  monkeypatch.setattr(
-    huggingface.huggingface_hub, "snapshot_download", download
-  )
+  hub = huggingface.huggingface_hub
+  monkeypatch.setattr(hub, "snapshot_download", download)
   for name in ("config.json", WEIGHTS):
     (tmp_path / name).touch()
   assert huggingface.locate("maker/model-1.5B") == tmp_path
@@ -288,10 +284,9 @@ def test_a_device_reads_its_own_part_of_one_layer(tmp_path, monkeypatch):
 
   opened = huggingface.open_tensors
   monkeypatch.setattr(
-    huggingface,
-    "open_tensors",
+    huggingface, "open_tensors",
     lambda *a: {k: Slice(v) for k, v in opened(*a).items()},
-  )
+  )  # fmt: skip
   huggingface.load(tmp_path / "model", mesh=mesh)
   # Matrices are spread over both axes, an expert's over "data" alone.
   whole = {got for got, of in read if got == of}
@@ -314,10 +309,7 @@ def damage_nan(t):
 
 @pytest.mark.parametrize("change, message", tiers.some([
   (lambda t: t.pop(Q), f"no tensor {Q}"),
-  (
-    lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
-    "unknown tensors a.y, b.x",
-  ),
+  (lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}), "unknown tensors a.y, b.x"),
   (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
   (damage_nan, f"{Q} ... finite"),
   (damage_type, f"{Q} ... I8 ... of F32, BF16, F16"),
@@ -332,12 +324,9 @@ def test_refuses_damaged_bytes(saved):
   path = saved / WEIGHTS
   whole = path.read_bytes()
   for damaged in (
-    whole[:-10],
-    whole[:20],
-    b"",
-    whole[:8] + b"\xff\xfe\n" + whole[11:],
+    whole[:-10], whole[:20], b"", whole[:8] + b"\xff\xfe\n" + whole[11:],
     b"<html>\nnot here\n</html>\n",
-  ):
+  ):  # fmt: skip
     path.write_bytes(damaged)
     refused(saved, path, "is damaged")
 

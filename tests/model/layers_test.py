@@ -45,10 +45,7 @@ def test_initial_parameters_are_normal_with_standard_deviation_002():
     assert abs((z**2).mean() - 1) < 5 * (2 / len(z)) ** 0.5, name
     assert abs(z).max() > 3, name  # not truncated
   # No two layers and no two kernels start alike.
-  up, gate = (
-    params["blocks"]["up"]["kernel"],
-    params["blocks"]["gate"]["kernel"],
-  )
+  up, gate = (params["blocks"][name]["kernel"] for name in ("up", "gate"))
   assert jnp.all(up[0] != up[1]) and jnp.mean(up == gate) < 0.01
   embed = params["embed"]["embedding"]
   assert jnp.mean(embed == params["head"]["kernel"].T) < 0.01
@@ -323,11 +320,9 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("target, changes, form", [
-  (None, {}, "turned"),
-  (None, {"dtype": "bfloat16"}, "trained"),
+  (None, {}, "turned"), (None, {"dtype": "bfloat16"}, "trained"),
   (None, {"mlp_bias": True}, "trained"),
-  (None, {"experts": 2, "experts_per_token": 1}, "trained"),
-  (GPU, {}, "fused"),
+  (None, {"experts": 2, "experts_per_token": 1}, "trained"), (GPU, {}, "fused"),
 ])  # fmt: skip
 def test_the_form_of_a_layer_follows_the_machine(target, changes, form):
   policy = changed(**changes)

@@ -10,20 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import plain_decoder
 import pytest
+import small_policies
 import tiers
 from compiled import equations
 from loads import on_gpu
-from small_policies import (
-  EXPERTS,
-  GEMMA2,
-  GEMMA3,
-  TINY,
-  changed,
-  padded,
-  response_logits,
-  shaken,
-  some_ids,
-)
+from small_policies import TINY, changed, response_logits, shaken, some_ids
 
 from brorl_jax.many import meshes
 from brorl_jax.model import policy as policies
@@ -38,12 +29,12 @@ POLICIES = {
     output_bias=True, mlp_bias=True, rope=Rope(50.0, "linear", 3.0)
   ),
   "mistral": changed(qkv_bias=False, window=4, sliding=(True, True)),
-  "gemma2": GEMMA2,
-  "gemma3": GEMMA3,
-  "experts": EXPERTS,
+  "gemma2": small_policies.GEMMA2,
+  "gemma3": small_policies.GEMMA3,
+  "experts": small_policies.EXPERTS,
   "experts, shares as they are, slide": dataclasses.replace(
-    EXPERTS, normalize_experts=False, experts_per_token=3, window=3,
-    sliding=(False, True), output_bias=True,
+    small_policies.EXPERTS, normalize_experts=False, experts_per_token=3,
+    window=3, sliding=(False, True), output_bias=True,
   ),
 }  # fmt: skip
 NAMES = ("qwen2", "gemma2", "gemma3", "experts")
@@ -74,7 +65,7 @@ def test_padding_changes_nothing_whatever_its_side_and_content(side, name):
   policy = POLICIES[name]
   params = shaken(policy)
   rows = some_ids(7, 1, 4)
-  tokens, mask = padded(rows, 10, side)
+  tokens, mask = small_policies.padded(rows, 10, side)
   junk = jnp.where(mask, tokens, 5)
   for filled in tokens, junk:
     got = logits(policy, params, filled, mask)
@@ -110,14 +101,14 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
   policy = POLICIES[name]
   params = shaken(policy)
   prompts = some_ids(4, 1, 6)
-  prompt, prompt_mask = padded(prompts, 6, "left")
+  prompt, prompt_mask = small_policies.padded(prompts, 6, "left")
   response = jnp.asarray(some_ids(*[length] * 6, seed=1), jnp.int32)
   response = response.reshape(3, 2, length)
   apply = jax.jit(functools.partial(response_logits, policy))
   got = apply(params, prompt, prompt_mask, response)
   assert got.shape == (3, 2, length, TINY.vocab) and got.dtype == jnp.float32
   rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(3, 2)]
-  joined = logits(policy, params, *padded(rows, 12, "right"))
+  joined = logits(policy, params, *small_policies.padded(rows, 12, "right"))
   joined = joined.reshape(3, 2, *joined.shape[1:])
   for p, ids in enumerate(prompts):
     at = slice(len(ids) - 1, len(ids) - 1 + length)
@@ -141,7 +132,7 @@ def test_decoding_in_a_circle_of_columns_gives_logits_of_whole_rows(name, way):
   policy = POLICIES[name]
   params = shaken(policy)
   prompts = some_ids(2, 5)
-  tokens, mask = padded(prompts, 5, "left")
+  tokens, mask = small_policies.padded(prompts, 5, "left")
   T, R, steps = 4, 3, 11
   lengths = [
     [[4, 4, 3], [1, 3, 4, 2], [2]],  # slot 2 idles after two steps
@@ -225,14 +216,10 @@ def last_by_decoding(policy, params, rows, prompt):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "prompt, last",
-  [
-    (2, last_by_response_logits),
-    (6, last_by_response_logits), (2, last_by_decoding), (8, last_by_decoding),
-  ],
-  ids=lambda x: getattr(x, "__name__", x),
-)  # fmt: skip
+@pytest.mark.parametrize("prompt, last", [
+  (2, last_by_response_logits), (6, last_by_response_logits),
+  (2, last_by_decoding), (8, last_by_decoding),
+], ids=lambda x: getattr(x, "__name__", x))  # fmt: skip
 def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
   """In one layer, so that nothing comes from further away through others."""
   window, T = 4, 8
@@ -254,7 +241,8 @@ def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
 def test_unrolled_weights_read_a_prompt_as_the_stacked_ones():
   policy = changed(window=3, sliding=(True, False))
   params = policy.cast(shaken(policy))
-  tokens, mask = padded([some_ids(n)[0] for n in (5, 9)], 9, "left")
+  prompts = [some_ids(n)[0] for n in (5, 9)]
+  tokens, mask = small_policies.padded(prompts, 9, "left")
   read = jax.jit(policy.prefill)
   # A transposed weight is multiplied in another order.
   got = read(policy.unroll(params), tokens, mask)
@@ -306,19 +294,10 @@ def asked(P, R, T=6, S=5):
   return tokens(P, S), mask, tokens(P, R, T)
 
 
-@pytest.mark.parametrize(
-  "P, R, axes",
-  tiers.some(
-    [
-      (3, 5, dict(fsdp=4, tensor=2)),
-      (2, 16, dict(data=2, fsdp=2, expert=2)),
-      (1, 1, dict(data=8)),
-    ],
-    1,
-    1,
-  ),
-  ids=str,
-)
+@pytest.mark.parametrize("P, R, axes", tiers.some([
+  (3, 5, dict(fsdp=4, tensor=2)), (2, 16, dict(data=2, fsdp=2, expert=2)),
+  (1, 1, dict(data=8)),
+], 1, 1), ids=str)  # fmt: skip
 def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))
@@ -339,7 +318,7 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
   policy = POLICIES[name]
   params = shaken(policy)
   # Chunks that are all padding for one prompt, and 2 places too many in front.
-  tokens, mask = padded(some_ids(2, 13, 9), 13, "left")
+  tokens, mask = small_policies.padded(some_ids(2, 13, 9), 13, "left")
   want, whole_prefix = policy.prefill(params, tokens, mask)
   monkeypatch.setattr(policies, "PREFILL_CHUNK", 5)
   got, prefix = policy.prefill(params, tokens, mask)
@@ -348,9 +327,8 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
   real = np.asarray(mask)[:, None, None, :, None]
   for a, b in ((prefix.k, whole_prefix.k), (prefix.v, whole_prefix.v)):
     assert a.shape == b.shape
-    np.testing.assert_allclose(
-      np.where(real, a, 0), np.where(real, b, 0), atol=3e-5
-    )
+    a, b = np.where(real, a, 0), np.where(real, b, 0)
+    np.testing.assert_allclose(a, b, atol=3e-5)
   # No array has S x S scores, and only the last positions have logits.
   program = jax.make_jaxpr(lambda: policy.prefill(params, tokens, mask))()
   shapes = [
@@ -378,7 +356,7 @@ def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
   params, rng = shaken(policy), np.random.default_rng(1)
   S, C, most, T = 5, 3, 3, 8
   prompts = [rng.integers(0, policy.vocab, n) for n in (2, 5)]
-  _, prefix = policy.prefill(params, *padded(prompts, S, "left"))
+  _, prefix = policy.prefill(params, *small_policies.padded(prompts, S, "left"))
   weights = policy.unroll(policy.cast(params))
   # One prompt for each of two lanes, or both for one.
   A, R = (2, 3) if W == 1 else (1, 5)
@@ -406,9 +384,8 @@ def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
     args = (token, at, which, table, goes)
     got, pools = step(policy, weights, shared, pools, *map(jnp.asarray, args))
     for a, r in np.argwhere(goes):
-      np.testing.assert_allclose(
-        got[a, r], want[a, r, length[a, r] - 1], atol=3e-5
-      )
+      last = want[a, r, length[a, r] - 1]
+      np.testing.assert_allclose(got[a, r], last, atol=3e-5)
     length += goes
   # Nothing was written elsewhere.
   used = np.zeros((blocks, C), bool)

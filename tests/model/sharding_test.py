@@ -91,10 +91,8 @@ def test_places_of_parameters(mesh):
 def test_more_devices_of_a_row_than_key_value_heads():
   """Axis `expert` cuts what `tensor` does, but for these."""
   mesh = meshes.make_mesh(tensor=2, expert=2)
-  specs = {
-    name: place.spec
-    for name, place in named(sharding.param_shardings(abstract(), mesh)).items()
-  }
+  places = named(sharding.param_shardings(abstract(), mesh))
+  specs = {name: place.spec for name, place in places.items()}
   both = ("tensor", "expert")
   assert specs["blocks/q/kernel"] == P(None, "fsdp", both)
   assert specs["blocks/k/kernel"] == P(None, "fsdp", "tensor")
@@ -198,14 +196,11 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
   (_, copies), grads = program(at)
   rounded = x.astype(jnp.bfloat16).astype(np.float32)
   assert (rounded != x).any()
-  np.testing.assert_array_equal(
-    copies["head"]["kernel"], np.tile(rounded, (rows, 1))
-  )
-  np.testing.assert_array_equal(
-    copies["ln_final"]["scale"], np.tile(scale, rows)
-  )
+  equal = np.testing.assert_array_equal
+  equal(copies["head"]["kernel"], np.tile(rounded, (rows, 1)))
+  equal(copies["ln_final"]["scale"], np.tile(scale, rows))
   for name, leaf in named(grads).items():
-    np.testing.assert_array_equal(leaf, np.full(leaf.shape, 255.0 + rows))
+    equal(leaf, np.full(leaf.shape, 255.0 + rows))
     assert leaf.sharding == named(at)[name].sharding, name
   # Of the program as it is written: XLA's CPU compiler widens bfloat16.
   text = program.lower(at).as_text()
@@ -219,10 +214,8 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
 def test_parameters_are_left_alone_where_no_device_lacks_them():
   params = {"ln_final": {"scale": jnp.arange(8.0)}}
   for mesh in (
-    None,
-    meshes.make_mesh(fsdp=1, tensor=8),
-    meshes.make_mesh(fsdp=8),
-  ):
+    None, meshes.make_mesh(fsdp=1, tensor=8), meshes.make_mesh(fsdp=8)
+  ):  # fmt: skip
     assert sharding.gathered(params, mesh, "bfloat16") is params
   f = lambda params, x: params["ln_final"]["scale"] * x
   for mesh in (None, meshes.make_mesh(fsdp=1, tensor=8)):
@@ -231,10 +224,9 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "name, dtype, tied",
-  [tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True)],
-)
+@pytest.mark.parametrize("name, dtype, tied", [
+  tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True)
+])  # fmt: skip
 def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
   policy = dataclasses.replace(POLICIES[name], dtype=dtype, tied=tied)
   params = policy.init(jax.random.key(0))

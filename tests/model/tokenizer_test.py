@@ -40,9 +40,8 @@ ODD = [
 def directory(tmp_path_factory):
   """The tokenizer of the embedded policy, without the policy."""
   path = tmp_path_factory.mktemp("tokenizer")
-  for (
-    name
-  ) in "tokenizer.json tokenizer_config.json chat_template.jinja".split():
+  names = "tokenizer.json tokenizer_config.json chat_template.jinja"
+  for name in names.split():
     shutil.copy(huggingface.ASSETS / name, path)
   return path
 
@@ -99,11 +98,8 @@ def test_decoding_leaves_out_what_ends_a_response(built):
     said = "4" + between + "2"
     assert built.decode([[*built.encode(said), end]]) == [said]
   answer = built.encode("42")
-  assert built.decode([[*answer, end], [*answer, end, pad, pad], [end]]) == [
-    "42",
-    "42",
-    "",
-  ]
+  rows = [[*answer, end], [*answer, end, pad, pad], [end]]
+  assert built.decode(rows) == ["42", "42", ""]
 
 
 def test_encoding_adds_nothing(copy, built):

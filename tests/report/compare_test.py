@@ -17,15 +17,9 @@ FASTER = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
 
 
 def run(
-  name,
-  passes=made.PASSES,
-  *,
-  lines=None,
-  evaluated=None,
-  prompts=made.PROMPTS,
-  events=(),
-  **config,
-):
+  name, passes=made.PASSES, *, lines=None, evaluated=None, prompts=made.PROMPTS,
+  events=(), **config,
+):  # fmt: skip
   evaluations = [
     LoadedEvaluation(
       step,
@@ -128,10 +122,9 @@ def test_rows_have_a_start_once():
   assert {spent[k] for k in ("step", *compare.EQUAL)} == {None}
 
 
-@pytest.mark.parametrize(
-  "passes, steps",
-  [(made.PASSES, 4), ({0: made.PASSES[0], 1: made.PASSES[1]}, 3)],
-)
+@pytest.mark.parametrize("passes, steps", [
+  (made.PASSES, 4), ({0: made.PASSES[0], 1: made.PASSES[1]}, 3)
+])  # fmt: skip
 def test_a_run_that_was_not_evaluated_at_its_end_says_so(passes, steps):
   a = run("a", passes, lines=made.metric_lines(3), steps=steps)
   data = numbers(a, run("b"))
@@ -228,9 +221,8 @@ def test_differences_name_fields_and_values():
 
 
 OTHER_SEED = {
-  0: ([0, 0], [0, 0], [0, 0], [1, 0]),
-  3: ([1, 0], [1, 1], [0, 0], [1, 1]),
-}
+  0: ([0, 0], [0, 0], [0, 0], [1, 0]), 3: ([1, 0], [1, 1], [0, 0], [1, 1])
+}  # fmt: skip
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_arm():

@@ -152,14 +152,12 @@ def test_the_first_table_has_the_numbers_of_the_arms(parsed, data):
 
 
 def test_each_row_of_the_cost_table_has_its_numbers(parsed, data):
-  score = lambda s: (
-    f"{100 * s['pass_at_k']['1']:.2f}"
-    + (
-      ""
-      if s["low"] is None
-      else f"\n[{100 * s['low']:.1f}, {100 * s['high']:.1f}]"
-    )
-  )
+  def score(s):
+    text = f"{100 * s['pass_at_k']['1']:.2f}"
+    if s["low"] is not None:
+      text += f"\n[{100 * s['low']:.1f}, {100 * s['high']:.1f}]"
+    return text
+
   shown = rows(parsed, "Cost and score of each run")
   assert len(shown) == len(data["rows"])
   for row, cells in zip(data["rows"], shown, strict=True):
@@ -167,10 +165,8 @@ def test_each_row_of_the_cost_table_has_its_numbers(parsed, data):
     s = e["summary"]
     name = data["runs"][row["run"]]["name"]
     assert cells[:2] == [name, ", ".join(row["at"])]
-    assert cells[9:] == [
-      *(score(s["by_domain"][d]) for d in ("gym", "math")),
-      score(s["all"]),
-    ]
+    domains = [score(s["by_domain"][d]) for d in ("gym", "math")]
+    assert cells[9:] == [*domains, score(s["all"])]
   assert shown[0][2:9] == ["ppo, tokens", "4", "2", "0", "0", "0 s", "0 s"]
   assert [cells[2:9] for cells in shown if cells[1].endswith("end")] == [
     ["ppo, tokens", "4", "2", "3", "48", "4.2 h", "1.5 h"],
@@ -193,9 +189,8 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
   assert rows(parsed, "Output tokens, before and after")[1] == [
     NASTY, "math", "5.5 → 5.5", "25.00 → 75.00", "0.0 → 0.0"
   ]  # fmt: skip
-  at = [
-    data["runs"][r["run"]]["evaluations"][r["evaluation"]] for r in data["rows"]
-  ]
+  runs = data["runs"]
+  at = [runs[r["run"]]["evaluations"][r["evaluation"]] for r in data["rows"]]
   for domain in data["domains"]:
     assert rows(parsed, f"Tasks of the domain {domain}") == [
       [
@@ -412,10 +407,8 @@ def test_the_newest_samples_are_shown_and_long_ones_are_cut(tmp_path):
   for run, count in zip(runs, (399, 150), strict=True):
     made.dump(run / "samples.jsonl", lines[-count:])
   data, parsed = page_of(*runs)
-  steps = [
-    [s["step"] for s in data["samples"] if s["run"] == i] for i in (0, 1)
-  ]
-  assert steps == [[*range(300, 400)]] * 2
+  at = [[s["step"] for s in data["samples"] if s["run"] == i] for i in (0, 1)]
+  assert at == [[*range(300, 400)]] * 2
   assert "[1,000 more characters]" in parsed.text
   assert "x" * 6001 not in parsed.text
 
@@ -433,9 +426,8 @@ def test_how_numbers_are_written(write, value, text):
 
 def test_marks_are_the_first_40_steps_with_events(tmp_path):
   """Two events of a step are one mark; a start and an end are none."""
-  run = made.run(
-    tmp_path / "a", passes={0: made.PASSES[0]}, lines=metric_lines(50)
-  )
+  first = {0: made.PASSES[0]}
+  run = made.run(tmp_path / "a", passes=first, lines=metric_lines(50))
   event = lambda step, kind: {"step": step, "time": "-", "event": kind}
   kinds = ("warning", "warning", "reset", "end")
   every = [event(i, kind) for i in range(1, 51) for kind in kinds]

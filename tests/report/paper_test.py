@@ -115,9 +115,8 @@ def test_a_second_suite_other_devices_an_earlier_step_and_a_seed(folders):
   ends = [measured(place("a"), [BOTH], run, prompts=amc)]
   ends += [measured(place("b"), [BOTH], run, prompts=maze)]
   c = trained(run.with_name("c"), {"cpu": 2}, {"cpu": 1})
-  data = shown(
-    [run, *ends, c, measured(place("c"), [BOTH], c, 1, maze, seed=1)]
-  )
+  again = measured(place("c"), [BOTH], c, 1, maze, seed=1)
+  data = shown([run, *ends, c, again])
   a, b = data["rows"][:2]
   assert {*a["tasks"]} == {"math/amc", "gym/maze"} and b["steps"] == 1
   assert (b["devices"], b["device_hours"], b["pass_rate"]) == ({}, None, None)

@@ -58,9 +58,8 @@ def test_whitens_by_hand():
   right, wrong = 0.75 / (3 / 16) ** 0.5, -0.25 / (3 / 16) ** 0.5
   np.testing.assert_allclose(
     advantages.whiten_by_batch(centered, length, ALL),
-    [[right, wrong], [wrong, right]],
-    rtol=1e-6,
-  )
+    [[right, wrong], [wrong, right]], rtol=1e-6,
+  )  # fmt: skip
   np.testing.assert_allclose(
     by_trajectory(centered, ALL), [[1.0, -1.0], [-1.0, 1.0]], rtol=1e-6
   )
@@ -105,10 +104,9 @@ def test_the_scale_of_rewards_does_not_matter(scale=10.0, shift=-1.0):
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-  "deviation, want",
-  [(1e-3, 1.0), (2e-4, 1.0), (1e-4, 1.0), (5e-5, 0.5), (1e-6, 0.01)],
-)
+@pytest.mark.parametrize("deviation, want", [
+  (1e-3, 1.0), (2e-4, 1.0), (1e-4, 1.0), (5e-5, 0.5), (1e-6, 0.01)
+])  # fmt: skip
 def test_a_variance_below_1e_8_counts_as_1e_8(deviation, want):
   """That of the released recipes."""
   centered = deviation * jnp.array([[1.0, -1.0], [-1.0, 1.0]])
@@ -211,10 +209,8 @@ def test_leave_one_out_by_hand():
   valid = jnp.array([[True] * 4, [True, True, False, False], [True] * 4])
   got = advantages.leave_one_out(reward, valid)
   want = [
-    [3 - 1 / 3, -4 / 3, -4 / 3, 1 - 1.0],
-    [1.0, -1.0, 0.0, 0.0],
-    [0.0] * 4,
-  ]
+    [3 - 1 / 3, -4 / 3, -4 / 3, 1 - 1.0], [1.0, -1.0, 0.0, 0.0], [0.0] * 4
+  ]  # fmt: skip
   np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
   one = jnp.zeros((3, 4), bool).at[:, 0].set(True)
   np.testing.assert_array_equal(advantages.leave_one_out(reward, one), 0.0)
@@ -407,9 +403,8 @@ def test_every_prompt_counts_once_by_hand():
   np.testing.assert_allclose(got, want, rtol=1e-6)
   # So that each has the same share of the sum: 4 (K / n) (1 - K / n) n / (n-1).
   right = (got * (np.asarray(args[0]) > 0)).sum(axis=1)
-  np.testing.assert_allclose(
-    right, [4 / 2, 4 / 4, 4 * 2 / 6 * 4 / 5], rtol=1e-6
-  )
+  want = [4 / 2, 4 / 4, 4 * 2 / 6 * 4 / 5]
+  np.testing.assert_allclose(right, want, rtol=1e-6)
 
 
 def test_a_prompt_of_which_none_counts_is_no_prompt():
@@ -456,10 +451,9 @@ def expected(after, enough, p):
   return rollouts, weight / (p * (1 - p))
 
 
-@pytest.mark.parametrize(
-  "enough, p, n, weight",
-  [(1, 0.001, 838, 3.02), (1, 0.01, 216, 2.09), (4, 0.01, 828, 1.175)],
-)
+@pytest.mark.parametrize("enough, p, n, weight", [
+  (1, 0.001, 838, 3.02), (1, 0.01, 216, 2.09), (4, 0.01, 828, 1.175)
+])  # fmt: skip
 def test_the_bias_that_the_documents_name(enough, p, n, weight):
   got = expected((16, 64, 256, 1024), enough, p)
   assert got[0] == pytest.approx(n, abs=0.6)

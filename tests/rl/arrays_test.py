@@ -48,10 +48,9 @@ POLICY = LOGP | dict(advantage=normal(B), mask=mask(B, T), weight=normal(B))
 PAIR = {"logp_train": normal(B, T), "logp_sampler": normal(B, T)}
 REWARD = {"reward": normal(P, N), "valid": mask(P, N)}
 TOKENS = {
-  "probs": jnp.full(V, 1 / V),
-  "correct": jnp.arange(V) < 2,
+  "probs": jnp.full(V, 1 / V), "correct": jnp.arange(V) < 2,
   "sampled": jnp.arange(V) < 3,
-}
+}  # fmt: skip
 STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
 # Function: arguments with which it works. Those that are arrays must be refused
 # with one axis more, and with one axis less.
@@ -162,20 +161,15 @@ def call(function, args):
 def test_a_wrong_rank_is_refused_by_name(function, name):
   args = DOORS[function]
   call(function, args)
-  x = args[name]
-  for wrong in (
-    x[..., None],
-    jnp.broadcast_to(x[..., None], (*x.shape, T)),
-    x[0],
-  ):
+  x, longer = args[name], args[name][..., None]
+  for wrong in (longer, jnp.broadcast_to(longer, (*x.shape, T)), x[0]):
     with pytest.raises(ValueError, match=r"rank|shape") as error:
       call(function, {**args, name: wrong})
     # Of the first array the others are told to differ.
     first = next(k for k, v in args.items() if isinstance(v, jax.Array))
     told = "" if name == first else f"[{name} "
-    assert "\n" not in str(error.value) and f"{told}must be [" in str(
-      error.value
-    )
+    said = str(error.value)
+    assert "\n" not in said and f"{told}must be [" in said
 
 
 @pytest.mark.parametrize("function, name", tiers.some(WRONG, 6))

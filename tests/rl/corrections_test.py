@@ -160,11 +160,8 @@ def test_weights_of_tokens_are_biased_for_two_tokens_those_of_responses_not():
     return jnp.stack([a, b], axis=1)
 
   def gradient(correction, weight):
-    loss = lambda z: (
-      ppo(
-        logp(z), logp(old), reward, ones, weight=weight, correction=correction
-      )[0].value
-    )
+    how = dict(weight=weight, correction=correction)
+    loss = lambda z: ppo(logp(z), logp(old), reward, ones, **how)[0].value
     old = z
     return 2.0 * ravel(jax.grad(loss)(z))  # a mean over two tokens
 

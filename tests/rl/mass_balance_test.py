@@ -49,11 +49,9 @@ def size(balance):
 
 
 problems = st.tuples(
-  st.integers(0, 2**32 - 1),
-  st.sampled_from([2, 40]),
-  st.sampled_from([1, 2, 4, 16, 64, 512]),
-  st.floats(0.1, 4.0),
-)
+  st.integers(0, 2**32 - 1), st.sampled_from([2, 40]),
+  st.sampled_from([1, 2, 4, 16, 64, 512]), st.floats(0.1, 4.0),
+)  # fmt: skip
 
 
 @settings(deadline=None, max_examples=20)
@@ -100,9 +98,8 @@ def test_multiset_equals_set_form_when_every_draw_differs():
   probs, n = jax.nn.softmax(logits), int(counts.sum())
   one = mb.mass_balance(probs, correct, counts > 0, lr=0.1, n=n, **REWARDS)
   many = mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=n, **REWARDS)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, many
-  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12)
+  jax.tree.map(close, one, many)
 
 
 def test_exact_step_differs_by_the_square_of_the_learning_rate():
@@ -148,15 +145,11 @@ def test_negative_steps_become_rarer_with_n():
   p = rng.permutation(p / p.sum())
   correct = np.zeros(2000, bool)
   correct[rng.choice(2000, 200, replace=False)] = True
-  balance = jax.jit(
-    jax.vmap(
-      lambda sampled: (
-        mb.mass_balance(
-          jnp.asarray(p), jnp.asarray(correct), sampled, lr=1.0, n=1, **REWARDS
-        ).total
-      )
-    )
+  both, how = (jnp.asarray(p), jnp.asarray(correct)), dict(lr=1.0, n=1)
+  total = lambda sampled: (
+    mb.mass_balance(*both, sampled, **how, **REWARDS).total
   )
+  balance = jax.jit(jax.vmap(total))
   share = []
   for n in (1, 2, 4, 8, 16, 64):
     counts = rng.multinomial(n, p, size=400)
@@ -166,10 +159,9 @@ def test_negative_steps_become_rarer_with_n():
 
 
 GOOD = dict(
-  probs=jnp.full(4, 0.25),
-  correct=jnp.array([True, False, False, True]),
+  probs=jnp.full(4, 0.25), correct=jnp.array([True, False, False, True]),
   sampled=jnp.array([True, True, False, False]),
-)
+)  # fmt: skip
 COUNTED = dict(
   probs=GOOD["probs"], correct=GOOD["correct"], counts=jnp.array([1, 1, 0, 0])
 )
@@ -228,9 +220,7 @@ def test_n_may_be_traced_or_closed_over(unhooked, function):
 
 
 @pytest.mark.parametrize("wide, off, fine", [
-  (True, 1e-8, False),
-  (True, 1e-12, True),
-  (False, 1e-4, False),
+  (True, 1e-8, False), (True, 1e-12, True), (False, 1e-4, False),
   (False, 1e-6, True),
 ])  # fmt: skip
 def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
@@ -250,8 +240,7 @@ def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
 
 @pytest.mark.parametrize("counts, message", [
   ([2, 0, 1, 0], "counts sum to 3, not to n = 4"),
-  ([5, -1, 0, 0], "counts = -1"),
-  ([2.0, 2.0, 0.0, 0.0], "counts are float"),
+  ([5, -1, 0, 0], "counts = -1"), ([2.0, 2.0, 0.0, 0.0], "counts are float"),
 ])  # fmt: skip
 def test_counts_are_integers_that_sum_to_n(unhooked, counts, message):
   args = COUNTED | {"counts": jnp.array(counts)}

@@ -22,18 +22,14 @@ SMALL = FIGURE_3 | dict(steps=20, vocab=600, correct=50)
 
 @functools.cache
 def figure_3(n):
-  return jax.tree.map(
-    np.asarray, sim.simulate(jax.random.key(0), n=n, **FIGURE_3)
-  )
+  run = sim.simulate(jax.random.key(0), n=n, **FIGURE_3)
+  return jax.tree.map(np.asarray, run)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("n, end", [
-  tiers.at_night((4, 0.6015)),
-  tiers.at_night((8, 0.6027)),
-  tiers.at_night((16, 0.6074)),
-  (512, 0.6341),
-  tiers.at_night((51200, 0.6472)),
+  tiers.at_night((4, 0.6015)), tiers.at_night((8, 0.6027)),
+  tiers.at_night((16, 0.6074)), (512, 0.6341), tiers.at_night((51200, 0.6472)),
 ])  # fmt: skip
 def test_end_points_of_figure_3(n, end):
   run = figure_3(n)
@@ -97,11 +93,8 @@ def test_no_draw_is_of_probability_0(monkeypatch, u_block, empty):
   p[:empty] = 0.0
   n = 2**23
   every = jnp.arange(n) / n  # all that jax.random.uniform returns in float32
-  monkeypatch.setattr(
-    jax.random,
-    "uniform",
-    lambda key, shape: jnp.stack([jnp.full(n, u_block), every]),
-  )
+  draw = lambda key, shape: jnp.stack([jnp.full(n, u_block), every])
+  monkeypatch.setattr(jax.random, "uniform", draw)
   counts = np.asarray(sim.draw_counts(jax.random.key(0), jnp.asarray(p), n))
   assert counts.sum() == n
   assert (counts[p == 0.0] == 0).all()
@@ -143,12 +136,9 @@ def test_surrogates_are_gradients_of_what_they_say(surrogate, loss):
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-  "change",
-  tiers.some(
-    [{}, dict(b1=0.0), dict(b2=0.0), dict(lr=0.5, weight_decay=0.5)], 1
-  ),
-)
+@pytest.mark.parametrize("change", tiers.some([
+  {}, dict(b1=0.0), dict(b2=0.0), dict(lr=0.5, weight_decay=0.5)
+], 1))  # fmt: skip
 def test_adamw_is_optax_adamw(change):
   optax = pytest.importorskip("optax")
   adamw = dataclasses.replace(ADAMW, **change)
@@ -178,10 +168,8 @@ def test_seeds_differ_repeat_and_vmap():
 
 
 @pytest.mark.parametrize("change, message", [
-  (dict(n=0), "n = 0"),
-  (dict(steps=0), "steps = 0"),
-  (dict(correct=0), "correct = 0"),
-  (dict(correct=600), "correct = 600"),
+  (dict(n=0), "n = 0"), (dict(steps=0), "steps = 0"),
+  (dict(correct=0), "correct = 0"), (dict(correct=600), "correct = 600"),
 ])  # fmt: skip
 def test_bad_input_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
@@ -215,10 +203,8 @@ def test_other_settings_out_of_range_are_refused():
 
 def test_what_is_observed_by_hand():
   # One correct token, sampled or not: it improves or it does not.
-  run = sim.simulate(
-    jax.random.key(0),
-    **(SMALL | dict(n=600, steps=1, correct=1, optimizer=sim.Sgd(lr=10.0))),
-  )
+  how = SMALL | dict(n=600, steps=1, correct=1, optimizer=sim.Sgd(lr=10.0))
+  run = sim.simulate(jax.random.key(0), **how)
   assert run.improved_fraction[0] == 0.0 and run.worst_drop[0] == 0.0
   gain = run.correct_mass[1] - run.correct_mass[0]
   np.testing.assert_allclose(run.worst_drop[1], gain, rtol=1e-4)

@@ -142,9 +142,8 @@ def test_an_output_that_is_not_differentiated_costs_nothing():
   still = jax.lax.stop_gradient
   assert cost(lambda logp, entropy: (logp.sum(), still(entropy.sum()))) == alone
   assert cost(lambda logp, entropy: (logp.sum(), entropy.sum())) == alone
-  stopped = cost(
-    lambda logp, entropy: (logp.sum() + still(entropy).sum(), None)
-  )
+  total = lambda logp, entropy: (logp.sum() + still(entropy).sum(), None)
+  stopped = cost(total)
   assert stopped == alone
   assert cost(lambda logp, entropy: (logp.sum() + entropy.sum(), None)) > alone
 

@@ -262,18 +262,12 @@ def test_falls_back_and_can_save_the_same_step_again(run, damage):
   assert len(run.said) == 1
 
 
-@pytest.mark.parametrize(
-  "like, message",
-  [
-    ({"a": "bfloat16[4]", "b": "float32[2, 3]"}, "a ... float32[4] ... needs"),
-    ({"a": "float32[4]", "b": "float32[3, 2]"}, "b ... float32[2, 3]"),
-    (
-      {"a": "float32[4]", "b": "float32[2, 3]", "c": "int8[1]"},
-      "c ... missing",
-    ),
-    ({"a": "float32[4]"}, "b ... float32[2, 3] ... no such array"),
-  ],
-)
+@pytest.mark.parametrize("like, message", [
+  ({"a": "bfloat16[4]", "b": "float32[2, 3]"}, "a ... float32[4] ... needs"),
+  ({"a": "float32[4]", "b": "float32[3, 2]"}, "b ... float32[2, 3]"),
+  ({"a": "float32[4]", "b": "float32[2, 3]", "c": "int8[1]"}, "c ... missing"),
+  ({"a": "float32[4]"}, "b ... float32[2, 3] ... no such array"),
+])  # fmt: skip
 def test_refuses_another_model_and_leaves_its_steps_alone(run, like, message):
   """orbax would cast a dtype without a word."""
   state = {"a": jnp.ones(4), "b": jnp.ones((2, 3))}
@@ -287,10 +281,8 @@ def test_refuses_another_model_and_leaves_its_steps_alone(run, like, message):
 
 def abstract_params(run):
   place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    state_of(1).params,
-  )
+  of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+  return jax.tree.map(of, state_of(1).params)
 
 
 @pytest.mark.parametrize("step, want", [(None, 4), (2, 2)])
@@ -622,9 +614,8 @@ def test_what_is_deleted(scores, newest, every, deleted):
 
 @given(
   st.dictionaries(st.integers(0, 60), st.none() | st.integers(0, 3).map(float)),
-  st.integers(1, 5),
-  st.integers(0, 9),
-)
+  st.integers(1, 5), st.integers(0, 9),
+)  # fmt: skip
 def test_what_stays(scores, newest, every):
   """And deleting once is enough."""
   deleted = checkpoints.superfluous(scores, newest=newest, every=every)

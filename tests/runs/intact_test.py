@@ -82,8 +82,7 @@ def test_damage_hinders_nobody(error):
   (OSError(errno.ENOSPC, "No space", "/a/b"), "/a/b: No space"),
   (OSError(errno.ENOSPC, "No space"), "No space"),
   (ValueError("x [os_error_code='28']\ny"), "No space left on device"),
-  (ValueError("first\nsecond"), "first"),
-  (ValueError(), "ValueError"),
+  (ValueError("first\nsecond"), "first"), (ValueError(), "ValueError"),
   (ValueError("x" * 999), "x" * 300 + "..."),
 ])  # fmt: skip
 def test_an_error_is_told_in_one_line(error, line):
@@ -96,10 +95,8 @@ def parts(x, cuts):
     [slice(a, b) for a, b in itertools.pairwise((0, *at, n))]
     for at, n in zip(cuts, x.shape, strict=True)
   ]
-  return [
-    intact._part(x[index], index, x.shape)
-    for index in itertools.product(*ranges)
-  ]
+  every = itertools.product(*ranges)
+  return [intact._part(x[index], index, x.shape) for index in every]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])

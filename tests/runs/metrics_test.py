@@ -133,12 +133,10 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
   mask = np.array([[[1, 1], [1, 1], [1, 1]], [[1, 0], [1, 0], [1, 0]]], bool)
   p = np.array([[[0.5, 0.5]] * 2 + [[0.5, 0.2]], [[0.125, 1.0]] * 3])
   rollouts = Rollouts(
-    tokens=tokens.astype(np.int32),
-    logp=np.log(p).astype(np.float32),
-    mask=mask,
-    truncated=np.array([[False, False, True], [False] * 3]),
+    tokens=tokens.astype(np.int32), logp=np.log(p).astype(np.float32),
+    mask=mask, truncated=np.array([[False, False, True], [False] * 3]),
     slot_steps=np.array([2.0, 2.0], np.float32),
-  )
+  )  # fmt: skip
   reward = np.array([[1, 1, 0], [0, 0, 0]], np.float32)
   return rollouts, reward, np.array([True, False])
 
@@ -263,9 +261,8 @@ def test_numbers_that_are_not_finite_become_null_and_are_named(scalars, names):
 def test_verdicts_of_a_step_by_hand():
   some = scored.scores(
     [[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]],
-    valid=[[True, True, False], [True, True, True]],
-    task="gcd",
-  )
+    valid=[[True, True, False], [True, True, True]], task="gcd",
+  )  # fmt: skip
   other = scored.scores([[1.0, 1.0, 1.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
   wanted = {
@@ -294,9 +291,7 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
   assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)
 
 
-def test_tensorboard_neither_ends_nor_delays_a_run(
-  tmp_path, capfd, monkeypatch
-):
+def test_tensorboard_neither_ends_nor_delays_runs(tmp_path, capfd, monkeypatch):
   """Its disk is full, the clock goes back, and a value has no histogram."""
   threads = threading.active_count()
   writer = metrics.Writer(tmp_path, after=-1, steps=9)
@@ -330,9 +325,8 @@ def test_time_since():
 
 
 def test_busy_are_the_processor_or_the_wall(monkeypatch):
-  monkeypatch.setattr(
-    metrics, "now", lambda: metrics.Clock(9.0, 30.0, 5.0, 6.0)
-  )
+  clock = metrics.Clock(9.0, 30.0, 5.0, 6.0)
+  monkeypatch.setattr(metrics, "now", lambda: clock)
   # 8 of the wall, 3 of them compiling; 20 of cores, 2 of them compiling.
   begin = metrics.Clock(1.0, 10.0, 2.0, 4.0)
   spent = metrics.since(begin)

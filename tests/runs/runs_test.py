@@ -88,14 +88,12 @@ class Run:
     patch.setattr(train_command.states, "restored", lambda state, like: state)
 
   def _parts(self, *_):
-    judge = types.SimpleNamespace(
-      replaced=dict, log_lines=[], close=self._close
-    )
+    judge = types.SimpleNamespace(replaced=dict, log_lines=[], close=self._end)
     state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
     found = {"data": {"seed": "0"}, "functions": {}}
     return train_command._Parts(One(), judge, [], state, found)
 
-  def _close(self):
+  def _end(self):
     self.closed += 1
 
   def start(
@@ -436,11 +434,9 @@ def test_the_identity_of_a_run_stays_when_its_config_changes(run):
 # -------------------------------------------------------- lines behind steps
 
 
-@pytest.mark.parametrize(
-  "tail, left, back",
-  [(b"", 11, 9), (b'{"step": 11, "x', 9, 9), (b"\0" * 90 + b"\n", 8, 6)],
-  ids=["cut", "torn", "zeros"],
-)
+@pytest.mark.parametrize("tail, left, back", [
+  (b"", 11, 9), (b'{"step": 11, "x', 9, 9), (b"\0" * 90 + b"\n", 8, 6)
+], ids=["cut", "torn", "zeros"])  # fmt: skip
 def test_a_run_goes_back_to_what_its_lines_cover(whole, run, tail, left, back):
   cut_lines(run.dir / "metrics.jsonl", left, tail)
   run.start()
@@ -537,9 +533,8 @@ def test_checkpoints_that_are_removed_are_not_made_again(new, monkeypatch):
   said = new.stopped()
   assert new.status == errors.STORAGE
   assert mentions(said, f"{there} ... removed")
-  assert mentions(said, "checkpoint 6") and mentions(
-    said, "last good step is 3"
-  )
+  assert mentions(said, "checkpoint 6")
+  assert mentions(said, "last good step is 3")
   assert not there.exists()
   new.stages = bandit()
   assert "--begin_again" in new.refused()

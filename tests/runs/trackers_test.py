@@ -153,6 +153,5 @@ def test_wandb_that_cannot_start_is_off(tmp_path, monkeypatch):
   out.write_scalars(1, {"x": 1.0})
   out.close()
   assert warned == [
-    "wandb: no space left; recording offline",
-    "wandb is off: no space left",
-  ]
+    "wandb: no space left; recording offline", "wandb is off: no space left"
+  ]  # fmt: skip

@@ -78,15 +78,11 @@ CHAIN += "".join(f"def a{i}(): n{i}, a{i + 1}\n" for i in range(30_000))
 
 def test_extraction_is_linear():
   for response in (
-    "```" + "a" * 1_000_000 + "`",
-    "```python\n" * 300_000,
-    "`" * 3_000_000,
-    " " * 3_000_000 + "```",
-    "</think>" * 300_000,
-    "<think>" * 300_000,
+    "```" + "a" * 1_000_000 + "`", "```python\n" * 300_000, "`" * 3_000_000,
+    " " * 3_000_000 + "```", "</think>" * 300_000, "<think>" * 300_000,
     BLOCK.format("def add(): a0") + BLOCK.format(CHAIN),
     BLOCK.format("print(n0, input())") * 9_999 + BLOCK.format(CHAIN),
-  ):
+  ):  # fmt: skip
     start = time.process_time()
     for tests in (None, SQUARE, ADD):
       code.extract(response, tests)
@@ -291,8 +287,7 @@ print(n * n if visits == 1 {condition} else "dirty")
 
 
 @pytest.mark.parametrize("condition, status, score", [
-  ("", "pass", 1.0),
-  ("and n != 4", "fail", round(11 / 12, 3)),
+  ("", "pass", 1.0), ("and n != 4", "fail", round(11 / 12, 3)),
   ("and n != 1", "fail", round(11 / 12, 3)),
 ])  # fmt: skip
 def test_no_test_fails_for_what_another_left(jail, condition, status, score):
@@ -333,10 +328,8 @@ def test_tests_with_long_inputs_share_less(jail):
 
 def test_no_test_is_guessed_twice(jail):
   """What tests leave behind for each other must not be a second try."""
-  program = (
-    "import builtins\nprint('YES' if hasattr(builtins, 'a') else 'NO')\n"
-  )
-  program += "builtins.a = 1"
+  said = "print('YES' if hasattr(builtins, 'a') else 'NO')"
+  program = f"import builtins\n{said}\nbuiltins.a = 1"
   for outputs, score in (["NO", "YES"] * 3, 0.5), (["NO"] * 6, 1.0):
     tests = {"inputs": [*"123456"], "outputs": outputs}
     assert outcome(program, tests, jail)[1] == score
@@ -550,11 +543,8 @@ for fd in range(3, 256):
   except OSError: pass
 os._exit(0)
 """
-  assert outcome(program, ADD, jail) == (
-    "fail",
-    0.0,
-    "runtime error: passed??[2J",
-  )
+  want = ("fail", 0.0, "runtime error: passed??[2J")
+  assert outcome(program, ADD, jail) == want
 
 
 class Recorder:
@@ -642,9 +632,8 @@ def test_outputs_may_be_as_long_as_they_must(jail):
   program = "def f(n): return list(range(n, n + 100_000))"
   tests = {
     "inputs": [[i] for i in range(20)],
-    "outputs": [list(range(i, i + 100_000)) for i in range(20)],
-    "fn_name": "f",
-  }
+    "outputs": [list(range(i, i + 100_000)) for i in range(20)], "fn_name": "f",
+  }  # fmt: skip
   assert outcome(program, tests, jail)[0] == "pass"
 
 

@@ -476,11 +476,9 @@ def test_nothing_is_left_of_a_run_that_is_killed(file, tmp_path):
   )
   root = str(pathlib.Path(own.__file__).parents[3])
   run = subprocess.Popen(
-    [sys.executable, "-c", code],
-    stdout=subprocess.PIPE,
-    env={**os.environ, "PYTHONPATH": root},
-    text=True,
-  )
+    [sys.executable, "-c", code], stdout=subprocess.PIPE,
+    env={**os.environ, "PYTHONPATH": root}, text=True,
+  )  # fmt: skip
   assert run.stdout
   child = int(run.stdout.readline())
   run.send_signal(signal.SIGKILL)

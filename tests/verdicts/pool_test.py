@@ -200,10 +200,8 @@ def test_a_verifier_that_hangs_in_this_process_costs_its_thread():
     judged = [one.verdict.status for one in pool.score(jobs)]
     assert judged == ["invalid", "pass", "fail"]
     assert threading.active_count() == before + 1
-    assert [one.verdict.status for one in pool.score(jobs[1:])] == [
-      "pass",
-      "fail",
-    ]
+    found = [one.verdict.status for one in pool.score(jobs[1:])]
+    assert found == ["pass", "fail"]
     release.set()
     assert ended.wait(30)
     for _ in range(500):
@@ -212,11 +210,8 @@ def test_a_verifier_that_hangs_in_this_process_costs_its_thread():
       time.sleep(0.01)
     assert threading.active_count() == before
     # Its late answer is dropped.
-    assert [one.verdict.status for one in pool.score(jobs)] == [
-      "fail",
-      "pass",
-      "fail",
-    ]
+    found = [one.verdict.status for one in pool.score(jobs)]
+    assert found == ["fail", "pass", "fail"]
 
 
 def test_callers_wait_and_threads_are_no_more_than_workers():
@@ -235,9 +230,8 @@ def test_callers_wait_and_threads_are_no_more_than_workers():
   found = {}
 
   def call(number):
-    jobs = [
-      Job("x", f"{number}/{i}", {"gold": f"{number}/7"}) for i in range(9)
-    ]
+    gold = {"gold": f"{number}/7"}
+    jobs = [Job("x", f"{number}/{i}", gold) for i in range(9)]
     found[number] = [one.verdict.reward for one in pool.score(jobs)]
 
   with Pool({"x": verify}, workers=3, jail=jailed) as pool:
@@ -254,9 +248,8 @@ def test_a_closed_pool_leaves_nothing_and_refuses():
   jailed().ask("echo")  # the template stays
   threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
   pool = Pool({"asked": asked}, workers=3, jail=jailed)
-  jobs = [
-    Job("asked", str(i), {"ask": ("echo",), "gold": []}) for i in range(50)
-  ]
+  entry = {"ask": ("echo",), "gold": []}
+  jobs = [Job("asked", str(i), entry) for i in range(50)]
   assert all(one.verdict.reward for one in pool.score(jobs))
   pool.close()
   pool.close()

@@ -83,17 +83,14 @@ def test_no_right_choice(answer, reason):
 
 @few
 @given(
-  st.sampled_from("ABCDE"),
-  st.sets(st.sampled_from("ABCDE"), min_size=2),
+  st.sampled_from("ABCDE"), st.sets(st.sampled_from("ABCDE"), min_size=2),
   st.sampled_from([" or ", ", ", " and ", " ", "/", "; ", ""]),
-)
+)  # fmt: skip
 def test_no_spray_of_letters_passes(right, letters, between):
   spray = between.join(sorted(letters))
   for form in (
-    rf"\boxed{{{spray}}}",
-    f"Answer: {spray}",
-    rf"\boxed{{({spray})}}",
-  ):
+    rf"\boxed{{{spray}}}", f"Answer: {spray}", rf"\boxed{{({spray})}}"
+  ):  # fmt: skip
     assert stem.verify(form, right, choices=CHOICES).status == "fail"
     assert stem.verify(form, right).status == "fail"
 
@@ -101,10 +98,8 @@ def test_no_spray_of_letters_passes(right, letters, between):
 @few
 @given(st.text(max_size=60), st.sampled_from("ABCDE"))
 def test_one_text_is_right_for_one_choice_at_most(text, _right):
-  statuses = [
-    stem.verify(f"<answer>{text}</answer>", letter, choices=CHOICES).status
-    for letter in "ABCDE"
-  ]
+  said = f"<answer>{text}</answer>"
+  statuses = [stem.verify(said, x, choices=CHOICES).status for x in "ABCDE"]
   assert statuses.count("pass") <= 1
   assert "invalid" not in statuses
 
@@ -160,13 +155,10 @@ def test_expressions_are_for_mathematics(asked):
   assert stem.verify(r"\boxed{\sqrt{2}}", "1.41421").reason == "not equal"
 
 
-@pytest.mark.parametrize(
-  "text, gold, status",
-  [
-    (r"0.5 \cdot \pi", r"\frac{\pi}{2}", "pass"), ("pOH 7.4", "7.4", "fail"),
-    (r"2\pi", r"\frac{\pi}{2}", "fail"), ("pOH 7.4", "pH 7.4", "fail"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, gold, status", [
+  (r"0.5 \cdot \pi", r"\frac{\pi}{2}", "pass"), ("pOH 7.4", "7.4", "fail"),
+  (r"2\pi", r"\frac{\pi}{2}", "fail"), ("pOH 7.4", "pH 7.4", "fail"),
+])  # fmt: skip
 def test_mathematics_itself(text, gold, status):
   assert stem.verify(rf"\boxed{{{text}}}", gold, jail=Near()).status == status
 
@@ -190,9 +182,8 @@ def test_every_line_of_the_corpus_is_judged_as_labelled():
 ])  # fmt: skip
 def test_golds_are_read(answer, choices, gold):
   assert stem.check_reference(answer, choices) == gold
-  assert (
-    stem.verify(rf"\boxed{{{answer}}}", gold, choices=choices).status == "pass"
-  )
+  verdict = stem.verify(rf"\boxed{{{answer}}}", gold, choices=choices)
+  assert verdict.status == "pass"
 
 
 @pytest.mark.parametrize("answer, choices, message", [
@@ -226,23 +217,17 @@ def test_an_answer_that_is_no_letter_is_refused(answer):
 
 
 @pytest.mark.timeout(60)  # the square of this is hours
-@pytest.mark.parametrize(
-  "unit",
-  tiers.some([
-    r"\boxed{", r"\boxed", "{", "}", r"\boxed{A}", "<answer>", "</answer>",
-    "<answer></answer>", "answer ", "answer:", "answer:\n", "answer* ", "*",
-    "Answer is (", "</think>", "\n", " ", "\\", "(", "A ", "A", "$", "_{", "^{",
-    r"\text{", "1", "1,", "°", "α-", "\u0300",
-  ], 1, 10),
-)  # fmt: skip
+@pytest.mark.parametrize("unit", tiers.some([
+  r"\boxed{", r"\boxed", "{", "}", r"\boxed{A}", "<answer>", "</answer>",
+  "<answer></answer>", "answer ", "answer:", "answer:\n", "answer* ", "*",
+  "Answer is (", "</think>", "\n", " ", "\\", "(", "A ", "A", "$", "_{", "^{",
+  r"\text{", "1", "1,", "°", "α-", "\u0300",
+], 1, 10))  # fmt: skip
 def test_many_characters_are_read_once(unit):
   text = unit * (300_000 // len(unit))
   for response in (
-    text,
-    rf"\boxed{{{text}}}",
-    f"<answer>{text}</answer>",
-    f"Answer: {text}",
-  ):
+    text, rf"\boxed{{{text}}}", f"<answer>{text}</answer>", f"Answer: {text}"
+  ):  # fmt: skip
     assert stem.verify(response, "B", choices=CHOICES).status == "fail"
 
 
@@ -296,10 +281,9 @@ def test_what_does_not_say_the_same(a, b):
   assert not stem.same_words(a, b) and not stem.same_words(b, a)
 
 
-@pytest.mark.parametrize(
-  "text, inside",
-  [(r"\text{(B)}.", "B"), ("[{x}]", "x"), ("(a)(b)", "(a)(b)"), ('"', '"')],
-)
+@pytest.mark.parametrize("text, inside", [
+  (r"\text{(B)}.", "B"), ("[{x}]", "x"), ("(a)(b)", "(a)(b)"), ('"', '"')
+])  # fmt: skip
 def test_what_goes_around_all_is_taken_off(text, inside):
   assert stem.unwrapped(text) == inside
 
@@ -324,9 +308,8 @@ def test_any_text_is_like_itself_and_like_its_plain_form(text):
 
 WORDS = st.lists(
   st.sampled_from("cell wall Golgi β CO2 NaCl well 3.5 2 ATP".split()),
-  min_size=1,
-  max_size=5,
-)
+  min_size=1, max_size=5,
+)  # fmt: skip
 
 
 @few
@@ -334,13 +317,10 @@ WORDS = st.lists(
 def test_formatting_does_not_matter(words):
   text = " ".join(words)
   for other in (
-    f"The {text}.",
-    rf"\text{{{text}}}",
-    f"**{text}**",
-    f"({text})",
+    f"The {text}.", rf"\text{{{text}}}", f"**{text}**", f"({text})",
     text.replace("β", r"\beta").replace("CO2", "CO_2"),
     text.replace("cell", "CELL").replace("CO2", "CO₂"),
-  ):
+  ):  # fmt: skip
     assert stem.same_words(other, text), other
 
 

@@ -185,8 +185,7 @@ def test_a_verifier_that_fails_says_nothing_of_the_response(monkeypatch):
 
 
 @pytest.mark.parametrize("domain, fields, message", [
-  ("maths", {"answer": "1"}, "'maths' ... domain"),
-  ("x", {}, "'x' ... domain"),
+  ("maths", {"answer": "1"}, "'maths' ... domain"), ("x", {}, "'x' ... domain"),
   ("math", {}, "'answer' ... missing"),
   ("stem", {"answer": "1", "choice": []}, "'choice' ... unknown"),
   ("math", {"answer": 0.5}, "0.5 ... answer ... text"),

@@ -87,11 +87,9 @@ def crosses(text):
 GIVEN = entry("countdown", "8/(3 - 8/3)", numbers=[3, 8, 3, 8], target=24)
 FOUR = entry("puzzle24", "8/(3 - 8/3)", numbers=[3, 8, 3, 8])
 PLUS = entry(
-  "puzzle24",
-  "10 + 5 + 4 + 5",
-  numbers=[10, 5, 4, 5],
+  "puzzle24", "10 + 5 + 4 + 5", numbers=[10, 5, 4, 5],
   question="Make 24 using 10, 5, 4, 5. You can use the operators +, -.",
-)
+)  # fmt: skip
 TWO = entry(
   "tower_of_hanoi",
   "Move disk 1 from Peg 1 to Peg 2\n"
@@ -108,27 +106,22 @@ BIG, SMALL, LAST = (
 )
 # Rows and columns end in their sums; 1 and 3 may stand either way round.
 SUMS = entry(
-  "survo",
-  "1 3 4\n3 1 4\n4 4 8",
-  puzzle=[[0, 0, 4], [0, 0, 4], [4, 4, 8]],
+  "survo", "1 3 4\n3 1 4\n4 4 8", puzzle=[[0, 0, 4], [0, 0, 4], [4, 4, 8]],
   candidate_numbers=[1, 1, 3, 3],
-)
+)  # fmt: skip
 PICK = entry(
-  "number_format",
-  "1234567.8901234",
-  candidates=[1234567.8901234, 1234567.5],
+  "number_format", "1234567.8901234", candidates=[1234567.8901234, 1234567.5],
   formatted_candidates=["1.234567890123400e+06", "1,234,567.5"],
   solution=1234567.8901234,
-)
+)  # fmt: skip
 ROUNDED = entry(
   "number_format", "12.2539999996", candidates=[12.2539999996],
   formatted_candidates=["12.254000"], solution=12.2539999996,
 )  # fmt: skip
 CUTS = entry(
-  "palindrome_partitioning",
-  '[["a", "a"], ["aa"]]',
+  "palindrome_partitioning", '[["a", "a"], ["aa"]]',
   solution=[["a", "a"], ["aa"]],
-)
+)  # fmt: skip
 SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
 
 

@@ -18,14 +18,7 @@ reasoning_gym = pytest.importorskip("reasoning_gym")
 
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.gym import (
-  Family,
-  check,
-  checks,
-  heldout,
-  puzzle,
-  verify,
-)
+from brorl_jax.verdicts.gym import Family, check, heldout, puzzle, verify
 from brorl_jax.verdicts.sandbox.jail import Failed
 
 SMALL = [
@@ -215,8 +208,7 @@ INTEGRAL = entry(
 
 
 @pytest.mark.parametrize("says, verdict", [
-  (1.0, ("pass", 1.0, "")),
-  (0.25, ("fail", 0.25, "wrong answer")),
+  (1.0, ("pass", 1.0, "")), (0.25, ("fail", 0.25, "wrong answer")),
   (math.nan, ("fail", 0.0, "scorer returned nan")),
   ({"raised": "TypeError"}, ("fail", 0.0, "scorer raised TypeError")),
   (Failed("3 s late"), ("invalid", 0.0, "verifier failed: 3 s late")),
@@ -277,8 +269,7 @@ def test_stored_tasks_are_judged_and_not_drawn():
 
 
 @pytest.mark.parametrize("use", [
-  lambda name: verify("4", entry(name)),
-  lambda name: check([Family(name)]),
+  lambda name: verify("4", entry(name)), lambda name: check([Family(name)]),
   lambda name: puzzle(Family(name), "train", 0, seed=0),
 ])  # fmt: skip
 def test_refused_tasks_say_why(use):
@@ -296,7 +287,7 @@ def test_the_lists_are_about_tasks_that_exist():
   assert sum(map(len, sets)) == len(known)
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
-  for table in (checks.CHECKS, checks.FORMS, gym.JAILED, gym.LONGEST):
+  for table in (gym.checks.CHECKS, gym.checks.FORMS, gym.JAILED, gym.LONGEST):
     assert usable >= set(table)
 
 
@@ -313,7 +304,7 @@ def test_entries_without_task_or_answer_are_refused(response, broken, named):
 
 
 SCORED = sorted(
-  (gym.ALLOWED | gym.STORED.keys()) - checks.CHECKS.keys() - gym.JAILED
+  (gym.ALLOWED | gym.STORED.keys()) - gym.checks.CHECKS.keys() - gym.JAILED
 )
 
 
@@ -576,10 +567,8 @@ def test_check_accepts_what_can_be_drawn():
 
 
 @pytest.mark.parametrize("split, index, seed, named", [
-  ("test", 0, 0, "split = 'test'"),
-  ("train", -1, 0, "index = -1"),
-  ("train", 2**44, 0, "index = 17592186044416"),
-  ("train", 0, -1, "seed = -1"),
+  ("test", 0, 0, "split = 'test'"), ("train", -1, 0, "index = -1"),
+  ("train", 2**44, 0, "index = 17592186044416"), ("train", 0, -1, "seed = -1"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(split, index, seed, named):
   with pytest.raises(ValueError, match=named):

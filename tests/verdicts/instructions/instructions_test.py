@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import refuses
 
-from brorl_jax.verdicts.instructions import (
-  BUILT_IN,
-  MAX_FORBIDDEN,
-  MAX_SHOWN,
-  capital_words,
-  check,
-  count_sentences,
-  if_library,
-  is_english,
-  verify,
-)
+from brorl_jax.verdicts import instructions
+from brorl_jax.verdicts.instructions import BUILT_IN, check, verify
 from brorl_jax.verdicts.sandbox import jail as jails
 
 few = settings(max_examples=30)
@@ -36,9 +27,7 @@ def followed(kind, text, **kwargs):
 # A kind, its arguments, texts that follow it and texts that do not.
 # Keywords are counted without overlap: aaa has one aa.
 TABLE = pathlib.Path(__file__).parent / "by_hand.jsonl"
-BY_HAND = [
-  [*json.loads(line).values()] for line in TABLE.read_text().splitlines()
-]
+BY_HAND = [[*json.loads(x).values()] for x in TABLE.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("kind, kwargs, good, bad", BY_HAND)
@@ -72,7 +61,7 @@ def test_the_arguments_are_read_as_they_are(kind, kwargs, _good, _bad):
   ("keywords:frequency", "relation", ["more than", "At least", "", 3, ["x"]]),
   ("keywords:letter_frequency", "letter", ["", "ab", " ", 1]),
   ("keywords:forbidden_words", "forbidden_words", [[],
-    ["a" * (MAX_FORBIDDEN + 1)], "a"]),
+    ["a" * (instructions.MAX_FORBIDDEN + 1)], "a"]),
   ("length_constraints:number_paragraphs", "num_paragraphs", [0, -1, "2"]),
   ("length_constraints:nth_paragraph_first_word", "first_word", ["two words",
     ""]),
@@ -108,9 +97,8 @@ def test_json_is_seen(value, fence):
 def test_a_forbidden_word_is_found_wherever_it_stands(text, words):
   kind = "keywords:forbidden_words"
   assert followed(kind, text, forbidden_words=words)
-  assert not followed(
-    kind, f"{text} {words[-1].upper()}.", forbidden_words=words
-  )
+  loud = f"{text} {words[-1].upper()}."
+  assert not followed(kind, loud, forbidden_words=words)
   assert followed(kind, f"{text}x{words[-1]}x", forbidden_words=words)
 
 
@@ -196,7 +184,7 @@ def lone_asterisk(kind, text):
 )
 @pytest.mark.parametrize("kind, kwargs", COMPARED)
 def test_the_rules_are_ifevals(kind, kwargs):
-  theirs = if_library._checker(kind)
+  theirs = instructions.if_library._checker(kind)
   theirs.build_description(**kwargs)
   rng = random.Random(kind)
   seen = set()
@@ -240,19 +228,17 @@ PLAIN = (
   ("Is it? yes", 2),
 ])  # fmt: skip
 def test_sentences_by_hand(text, count):
-  assert count_sentences(text) == count
+  assert instructions.count_sentences(text) == count
 
 
 @pytest.mark.parametrize("text, words", [
-  ("A NASA probe, NOT new", ["A", "NASA", "NOT"]),
-  ("I DON'T", ["I", "DON'T"]),
+  ("A NASA probe, NOT new", ["A", "NASA", "NOT"]), ("I DON'T", ["I", "DON'T"]),
   ("WELL-KNOWN AND/OR U.S. R&D", ["WELL-KNOWN", "AND/OR", "U.S", "R&D"]),
-  ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]),
-  ("3D 42 H2O", ["3D", "H2O"]),
+  ("YES...NO--MAYBE", ["YES", "NO", "MAYBE"]), ("3D 42 H2O", ["3D", "H2O"]),
   ("McDonald Well-KNOWN iPHONE", []),
 ])  # fmt: skip
 def test_capital_words_by_hand(text, words):
-  assert capital_words(text) == words
+  assert instructions.capital_words(text) == words
 
 
 @pytest.mark.parametrize("text, english", [
@@ -274,14 +260,14 @@ def test_capital_words_by_hand(text, words):
   ("a" * 8 + "é", False),
 ])  # fmt: skip
 def test_english_by_hand(text, english):
-  assert is_english(text) is english
+  assert instructions.is_english(text) is english
 
 
 @settings(max_examples=100)
 @given(st.text(alphabet=".!?…。 \n\"')*ab1M-", max_size=60))
 def test_no_text_has_more_sentences_than_stops_allow(text):
   stops = sum(text.count(stop) for stop in ".!?…。")
-  count = count_sentences(text)
+  count = instructions.count_sentences(text)
   assert 0 <= count <= stops + 1
   assert count == 0 or any(map(str.isalnum, text))
   # The number of a list's line is none.
@@ -320,7 +306,7 @@ class Jail:
   ("two words", 2 / 3, ["detectable_format:title"]),
   ("<<two>>", 2 / 3, ["length_constraints:number_words"]),
   ("Two, words", 1 / 3, ["punctuation:no_comma", "detectable_format:title"]),
-  ("<<a>> b" * MAX_SHOWN, 1.0, []),
+  ("<<a>> b" * instructions.MAX_SHOWN, 1.0, []),
   (",", 0.0, ["punctuation:no_comma", "detectable_format:title",
     "length_constraints:number_words"]),
 ])  # fmt: skip
@@ -328,10 +314,9 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
   verdict = verify(response, [NO_COMMA, TITLE, TWO_WORDS])
   assert verdict.score == pytest.approx(score)
   assert verdict.status == ("fail" if missed else "pass")
-  assert verdict.reason == (
-    f"not followed: {', '.join(missed)}" if missed else ""
-  )
-  assert verdict.answer == response[:MAX_SHOWN]
+  said = f"not followed: {', '.join(missed)}" if missed else ""
+  assert verdict.reason == said
+  assert verdict.answer == response[: instructions.MAX_SHOWN]
   assert verdict.reward == float(not missed)
 
 
@@ -345,10 +330,8 @@ def test_the_score_is_the_share_that_is_followed(response, score, missed):
 def test_only_what_follows_the_thinking_counts(response, instruction, reason):
   jail = Jail(AssertionError("asked"))
   verdict = verify(response, [instruction], jail=jail)
-  assert (verdict.status, verdict.reason) == (
-    "fail" if reason else "pass",
-    reason,
-  )
+  assert verdict.status == ("fail" if reason else "pass")
+  assert verdict.reason == reason
   assert verdict.score == (not reason)
   if response == "":
     assert verify(response, [FRENCH], jail=jail).reason == reason
@@ -376,7 +359,7 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
     verify("Oui", [FRENCH], jail=Jail(KeyError("x")))
 
 
-@pytest.mark.parametrize("instructions, message", [
+@pytest.mark.parametrize("given, message", [
   ([], "instructions ... empty ... at least one"),
   ("abc", "instructions ... list"),
   ({"id": "x"}, "instructions ... list"),
@@ -410,10 +393,10 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
     "'length_constraints:nth_paragraph_first_word': "
     "nth_paragraph = 3 ... num_paragraphs = 2"),
 ])  # fmt: skip
-def test_wrong_instructions_are_refused_in_one_line(instructions, message):
+def test_wrong_instructions_are_refused_in_one_line(given, message):
   for refuse in (check, lambda wrong: verify("text", wrong)):
     with refuses(ValueError, message):
-      refuse(instructions)
+      refuse(given)
 
 
 def test_what_is_right_is_accepted():

@@ -19,10 +19,9 @@ def same(answer, gold, rule=lambda a, g: None):
 THREE = pathlib.Path(__file__).with_name("three_answers.jsonl")
 
 
-@pytest.mark.parametrize(
-  "answer, gold, expected",
-  [tuple(json.loads(line)) for line in THREE.read_text().splitlines()],
-)
+@pytest.mark.parametrize("answer, gold, expected", [
+  tuple(json.loads(line)) for line in THREE.read_text().splitlines()
+])  # fmt: skip
 def test_three_answers_by_hand(answer, gold, expected):
   assert same(answer, gold) is expected
 

@@ -4,23 +4,15 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from brorl_jax.verdicts.math.expressions import (
-  Unreadable,
-  canonical_unit,
-  combined,
-  decimal_step,
-  known_unit,
-  plain,
-  read,
-  tokens,
-)
+from brorl_jax.verdicts.math import expressions
+from brorl_jax.verdicts.math.expressions import Unreadable, combined, plain
 from brorl_jax.verdicts.math.structure import parse
 
 few = hypothesis.settings(max_examples=30)
 
 
 def texts(text):
-  return [token.text for token in tokens(plain(text))]
+  return [token.text for token in expressions.tokens(plain(text))]
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -41,7 +33,8 @@ def test_one_spelling(text, expected):
 
 
 def test_words_are_told_from_letters():
-  kinds = [t.kind for t in tokens(r"\text{m} m \mathrm{e} \mathrm{cm} or")]
+  text = r"\text{m} m \mathrm{e} \mathrm{cm} or"
+  kinds = [t.kind for t in expressions.tokens(text)]
   assert kinds == ["word", "symbol", "symbol", "word", "word"]
 
 
@@ -50,7 +43,7 @@ def test_words_are_told_from_letters():
 )
 def test_a_mark_without_its_letter_is_unreadable(text):
   with pytest.raises(Unreadable):
-    tokens(text)
+    expressions.tokens(text)
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -67,13 +60,12 @@ def test_bases_and_moduli_are_words_of_their_own(text, expected):
   assert texts(text) == expected
 
 
-@pytest.mark.parametrize(
-  "text",
-  ["1_1", "0_1", "8_8", "12_{37}", "5_{many}", "1.3_3", "1D_{13}", "1_0"],
-)
+@pytest.mark.parametrize("text", [
+  "1_1", "0_1", "8_8", "12_{37}", "5_{many}", "1.3_3", "1D_{13}", "1_0"
+])  # fmt: skip
 def test_digits_that_the_base_does_not_have(text):
   with pytest.raises(Unreadable, match="base"):
-    tokens(text)
+    expressions.tokens(text)
 
 
 def test_the_marks_of_a_formula_and_full_stops_are_taken_off():
@@ -93,16 +85,16 @@ def test_the_marks_of_a_formula_and_full_stops_are_taken_off():
   ("a very long phrase of many words", None),
 ])  # fmt: skip
 def test_units_by_hand(words, canon):
-  assert canonical_unit(words) == canon
+  assert expressions.canonical_unit(words) == canon
 
 
 def test_known_units_and_products_of_letters():
-  assert known_unit("cm") and known_unit("MPH")
-  assert not known_unit("xy")
+  assert expressions.known_unit("cm") and expressions.known_unit("MPH")
+  assert not expressions.known_unit("xy")
 
 
 def tree_of(text):
-  return read(tokens(plain(text)))
+  return expressions.read(expressions.tokens(plain(text)))
 
 
 @pytest.mark.parametrize("text, value", [
@@ -226,9 +218,9 @@ def test_values_by_hand(name, values, value):
 
 
 def test_one_unit_of_the_last_digit():
-  assert decimal_step("1.50") == Fraction(1, 100)
-  assert decimal_step("1.5e3") == 100
-  assert decimal_step("15") is None
+  assert expressions.decimal_step("1.50") == Fraction(1, 100)
+  assert expressions.decimal_step("1.5e3") == 100
+  assert expressions.decimal_step("15") is None
 
 
 @pytest.mark.parametrize("name, values, why", [

@@ -2,16 +2,9 @@ from fractions import Fraction
 
 import pytest
 
+from brorl_jax.verdicts.math import structure
 from brorl_jax.verdicts.math.expressions import Unreadable
-from brorl_jax.verdicts.math.structure import (
-  Assign,
-  Items,
-  Leaf,
-  Relation,
-  Row,
-  Words,
-  parse,
-)
+from brorl_jax.verdicts.math.structure import Assign, Items, Leaf, Row, parse
 
 ONE = Leaf("1", Fraction(1))
 TWO = Leaf("2", Fraction(2))
@@ -29,8 +22,8 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
   (r"1\pmod 2", Leaf("1", Fraction(1), "(mod 2)")),
   (r"x\equiv 1\pmod 2", Assign("x", Leaf("1", Fraction(1), "(mod 2)"))),
   (r"x\equiv 1", Assign("x", ONE)),
-  (r"1\equiv 2", Relation((r"\equiv",), (ONE, TWO))),
-  ("x=1=2", Assign("x", Relation(("=",), (ONE, TWO)))),
+  (r"1\equiv 2", structure.Relation((r"\equiv",), (ONE, TWO))),
+  ("x=1=2", Assign("x", structure.Relation(("=",), (ONE, TWO)))),
   (r"x\neq 1", Assign("x", Items("except", (ONE,)))),
   (r"x\neq 1, x\neq 2", Assign("x", Items("except", (ONE, TWO)))),
   (r"\mathbb{R}\setminus\{1,2\}", Items("except", (ONE, TWO))),
@@ -55,8 +48,9 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
   (r"\{x : 1<x<2\}", Assign("x", Row("(", (ONE, TWO), ")"))),
   ("x<1 or y<2", Items("list", (Assign("x", Row("(", (MINUS_INFINITY, ONE),
     ")")), Assign("y", Row("(", (MINUS_INFINITY, TWO), ")"))), choice=True)),
-  ("1=2", Relation(("=",), (ONE, TWO))), ("Friday", Words("friday")),
-  (r"\text{(B)}", Words("B")), (r"\text{no more}", Words("no more")),
+  ("1=2", structure.Relation(("=",), (ONE, TWO))),
+  ("Friday", structure.Words("friday")), (r"\text{(B)}", structure.Words("B")),
+  (r"\text{no more}", structure.Words("no more")),
   (r"\begin{pmatrix}1&2\\2&1\\\end{pmatrix}", Row("matrix", (Row("&", (ONE,
     TWO), "&"), Row("&", (TWO, ONE), "&")), "matrix")),
 ])  # fmt: skip

@@ -127,10 +127,9 @@ class Items(list):
     return iter([1])
 
 
-@pytest.mark.parametrize(
-  "value",
-  [One(0), Everything(), Items([1]), print, int, object(), iter([1]), range(3)],
-)
+@pytest.mark.parametrize("value", [
+  One(0), Everything(), Items([1]), print, int, object(), iter([1]), range(3)
+])  # fmt: skip
 def test_what_brings_its_own_code_equals_nothing(value):
   for got in (received(value), received([value])):
     assert not same(got, value)

@@ -92,9 +92,8 @@ def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
 
 
 def test_each_thread_has_its_own_which_ends_with_it(monkeypatch):
-  monkeypatch.setattr(
-    library_calls.LibraryWorker.__init__, "__defaults__", (TABLE,)
-  )
+  made = library_calls.LibraryWorker.__init__
+  monkeypatch.setattr(made, "__defaults__", (TABLE,))
   monkeypatch.setattr(Jail.__init__, "__defaults__", (TABLE,))
   monkeypatch.setattr(jail, "_local", threading.local())
   pids = []
@@ -197,9 +196,8 @@ def refused(named):
   assert level.name == "none" and level.bubblewrap is None
   with pytest.raises(process.Failed) as error:
     jail.require(allow_inner=True)
-  assert str(error.value) == (
-    f"this machine cannot sandbox programs: {level.reason}"
-  )
+  said = f"this machine cannot sandbox programs: {level.reason}"
+  assert str(error.value) == said
   assert named in level.reason and "\n" not in level.reason
 
 

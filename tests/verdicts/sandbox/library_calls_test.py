@@ -54,11 +54,9 @@ def test_symbolic_by_hand(isolated, worker, answer, gold, equal):
 
 def test_symbolic_evaluates_no_python(isolated, worker):
   for answer in (
-    "__import__('os')._exit(0)",
-    r"\text{__import__('os')._exit(0)}",
-    "exit()",
+    "__import__('os')._exit(0)", r"\text{__import__('os')._exit(0)}", "exit()",
     "().__class__",
-  ):
+  ):  # fmt: skip
     assert worker.ask("symbolic", answer, "0", timeout=LONG) is False
   assert worker.ask("symbolic", "1", "1", timeout=LONG) is True
 
@@ -73,9 +71,8 @@ def test_gym_gives_the_scorers_number(worker):
 
 def test_gym_tells_that_a_scorer_raised(worker):
   puzzle = entry("prime_factorization", "2", prime_factors=[2, 2])
-  assert worker.ask("gym", "two", puzzle, timeout=LONG) == {
-    "raised": "ValueError"
-  }
+  got = worker.ask("gym", "two", puzzle, timeout=LONG)
+  assert got == {"raised": "ValueError"}
   with pytest.raises(Failed, match=r"^gym: KeyError: 'metadata'$"):
     worker.ask("gym", "4", {}, timeout=LONG)
 
@@ -109,13 +106,11 @@ def test_an_answer_that_is_executed_reaches_nothing(isolated, worker, tmp_path):
   canary = tmp_path / "canary"
   puzzle = entry("spiral_matrix", "1 2 3")
   for answer in (
-    f"[open({str(canary)!r}, 'w').write('x')]",
-    "[__import__('os').fork()]",
+    f"[open({str(canary)!r}, 'w').write('x')]", "[__import__('os').fork()]",
     "[__import__('subprocess').run('/bin/true')]",
-    "[__import__('socket').socket()]",
-    "[open('/etc/passwd').read()]",
+    "[__import__('socket').socket()]", "[open('/etc/passwd').read()]",
     "[__import__('os').kill(1, 0)]",
-  ):
+  ):  # fmt: skip
     assert worker.ask("gym", answer, puzzle, timeout=LONG) == 0.0
   assert not canary.exists()
 
@@ -134,13 +129,10 @@ def test_what_may_execute_text_needs_walls_and_a_process_of_its_own():
   assert all(call.isolated for call in table.values() if call.fresh)
 
 
-@pytest.mark.parametrize(
-  ("name", "args", "needs"),
-  [
-    ("gym", ("4", entry("gcd", "4")), r"reasoning-gym \(.*'brorl_jax\[gym\]'"),
-    ("instruction", ("count:numbers", {"N": 1}, "x"), "if-verifiable .*pip"),
-  ],
-)
+@pytest.mark.parametrize(("name", "args", "needs"), [
+  ("gym", ("4", entry("gcd", "4")), r"reasoning-gym \(.*'brorl_jax\[gym\]'"),
+  ("instruction", ("count:numbers", {"N": 1}, "x"), "if-verifiable .*pip"),
+])  # fmt: skip
 def test_a_library_that_is_missing_is_named(monkeypatch, name, args, needs):
   for module in ("reasoning_gym", "if_verifiable"):
     monkeypatch.setitem(sys.modules, module, None)

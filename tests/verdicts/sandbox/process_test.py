@@ -118,10 +118,9 @@ def test_what_goes_wrong_is_said_in_a_line_and_the_next_is_answered(
   assert worker.failures == 1
 
 
-@pytest.mark.parametrize(
-  ("call", "args"),
-  tiers.some([("sleep", ()), ("spin", ()), ("say", ("00",)), ("drip", ())], 1),
-)
+@pytest.mark.parametrize(("call", "args"), tiers.some([
+  ("sleep", ()), ("spin", ()), ("say", ("00",)), ("drip", ())
+], 1))  # fmt: skip
 def test_what_takes_too_long_is_killed(worker, call, args):
   pid = worker.ask("pid", timeout=LONG)
   start = time.monotonic()
@@ -421,17 +420,10 @@ def test_a_stopped_process_is_replaced_and_leaves_nothing(monkeypatch, which):
   worker.close()
 
 
-@pytest.mark.parametrize(
-  ("code", "status"),
-  tiers.some(
-    [
-      ("", 0), ("sys.exit(3)", 3), ("os._exit(4)", 4),
-      ("os.kill(os.getpid(), 9)", -9),
-      ("worker.stop(); raise SystemExit(5)", 5),
-    ],
-    1,
-  ),
-)  # fmt: skip
+@pytest.mark.parametrize(("code", "status"), tiers.some([
+  ("", 0), ("sys.exit(3)", 3), ("os._exit(4)", 4),
+  ("os.kill(os.getpid(), 9)", -9), ("worker.stop(); raise SystemExit(5)", 5),
+], 1))  # fmt: skip
 def test_no_process_outlives_the_program(code, status):
   with script(code) as program:
     line = program.stdout.readline()

@@ -59,12 +59,9 @@ def run(request):
     return level, reports, canaries.complaints(), canaries.secret
 
 
-@pytest.mark.parametrize(
-  "name",
-  tiers.some(
-    [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES], 1
-  ),
-)
+@pytest.mark.parametrize("name", tiers.some([
+  n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES
+], 1))  # fmt: skip
 def test_verdict(run, name):
   level, reports, _, secret = run
   _, right = hostile_code.header(name)
@@ -96,9 +93,8 @@ def test_the_canaries_are_alive(tmp_path):
       "socket.socket(socket.AF_UNIX).connect('\\0@ABSTRACT@')\n"
       "subprocess.Popen(['sleep', '1'])\n"
     )
-    subprocess.run(
-      ["python3", "-W", "ignore", "-c", program], check=True, timeout=20
-    )
+    command = ["python3", "-W", "ignore", "-c", program]
+    subprocess.run(command, check=True, timeout=20)
     found = "\n".join(canaries.complaints())
     for pid in hostile_code.children() - others:
       os.waitpid(pid, 0)
@@ -276,14 +272,8 @@ _STREAMS = (
 
 def test_no_job_can_count_others(full_jail):
   """Numbers of processes and files, and what lies in /tmp, begin anew."""
-  found = [
-    [
-      *payloads(
-        run_calls(full_jail, _COUNTS.replace("range(x)", f"range({n})"))
-      )
-    ]
-    for n in (0, 30, 1)
-  ]
+  counts = lambda n: _COUNTS.replace("range(x)", f"range({n})")
+  found = [[*payloads(run_calls(full_jail, counts(n)))] for n in (0, 30, 1)]
   assert found[0] == found[1] == found[2] and b"written" not in found[0][0]
   assert received(found[0][0])[:4] == [1, 0, "/tmp", 1]
   job = {"mode": "stdio", "program": _STREAMS, "together": 2}
@@ -397,9 +387,8 @@ def test_tests_that_share_a_process(full_jail, program, pids):
   inputs = [f"{i}\n" for i in range(5)]
   job = {"mode": "stdio", "inputs": inputs, "together": 3}
   for _ in range(2):  # the numbers of another job begin anew
-    ended = full_jail.run(
-      job | {"program": f"import os\n{program}"}, limits=Limits()
-    )
+    ends = job | {"program": f"import os\n{program}"}
+    ended = full_jail.run(ends, limits=Limits())
     assert [int(p) for p in payloads(ended)] == pids
     assert {frame.status for frame in ended.frames} == {0}
 
@@ -558,9 +547,8 @@ def f(x):
     os.write(fd, b"\\0")
 """
   reads, real = [], os.read
-  monkeypatch.setattr(
-    zygote.os, "read", lambda *args: reads.append(1) or real(*args)
-  )
+  counted = lambda *args: reads.append(1) or real(*args)
+  monkeypatch.setattr(zygote.os, "read", counted)
   # Each byte is less than a frame: 27 of them would be one.
   assert run_calls(jail, program, test_s=0.4, total_s=20.0).reason == "time-out"
   assert len(reads) < 15
@@ -639,9 +627,8 @@ def frames(data):
 def test_frames_by_hand():
   data = frame(0, b"ab") + frame(1, why=b"c", status=256)
   found = [
-    zygote.Frame(0, 0, 0.5, b"ab", b""),
-    zygote.Frame(1, 256, 0.5, b"", b"c"),
-  ]
+    zygote.Frame(0, 0, 0.5, b"ab", b""), zygote.Frame(1, 256, 0.5, b"", b"c")
+  ]  # fmt: skip
   assert frames(data) == (found, len(data))
   assert zygote._expected(found) == found
   (before,), _ = frames(frame(-1))
@@ -656,8 +643,7 @@ def test_frames_out_of_order_are_left_out(indexes):
 
 
 @pytest.mark.parametrize("data", [
-  b"x",
-  frame(0, b"abc")[:-1],
+  b"x", frame(0, b"abc")[:-1],
   jail_main.FRAME.pack(0, 0, 0.0, 2**32 - 1, 2**32 - 1),
 ])  # fmt: skip
 def test_frames_that_are_none(data):
