@@ -49,8 +49,7 @@ SWITCHES = {
   "KL .1": "reference.kl_weight=.1",
   "KL .1, reset every 4": "reference.kl_weight=.1 reference.reset_every=4",
   "the same with Adam's": (
-    "reference.kl_weight=.1 reference.reset_every=4 "
-    "reference.reset_to=anew"
+    "reference.kl_weight=.1 reference.reset_every=4 reference.reset_to=anew"
   ),
   "KL .1, every 4 to the best": (
     "reference.kl_weight=.1 reference.reset_every=4 reference.reset_to=best "

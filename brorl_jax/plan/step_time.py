@@ -104,13 +104,10 @@ class _Load:
     return Scores(reward, ones.astype(int), ones, ones.astype(object))
 
 
-_NONE = Chunk(0, 0)
-
-
 class _Chunk:
   """Rollouts of a prompt in a place: those that wait, and those in a slot."""
 
-  def __init__(self, place: int, lengths: Iterable[int], which: Chunk = _NONE):
+  def __init__(self, place: int, lengths: Iterable[int], which: Chunk):
     self.place, self.running = place, 0  # place -1: no prompt
     self.which = which  # p, and n of the first rollout
     self.left = collections.deque(n - 1 for n in lengths if n > 1)
@@ -128,7 +125,7 @@ class _Device:
   def __init__(self, load: _Load):
     self._load, spec = load, load.spec
     wide = 1 if spec.lanes == load.each else 2
-    none = _Chunk(-1, ())
+    none = _Chunk(-1, (), Chunk(0, 0))
     self._lanes = [[none] * wide for _ in range(spec.lanes)]
     self.busy = [0] * spec.lanes  # slots of each lane
     self.todo = collections.deque[_Chunk]()
@@ -205,7 +202,7 @@ class _Device:
       for lane in moves:
         if (first := lane.pop(0)).place >= 0:
           self.finished.append(first.place)
-        lane.append(_Chunk(-1, ()))
+        lane.append(_Chunk(-1, (), Chunk(0, 0)))
       for lane in moves + [x for x in gains if x not in moves]:
         if self.todo:
           lane[-1] = self.todo.popleft()
@@ -321,9 +318,8 @@ def _sampled(
   while going := [x for x in every if not x.over]:
     one = min(going, key=lambda x: np.inf if x.idle else x.clock)
     now = min(x.next_verdict for x in every)
-    if now < np.inf and (
-      one.idle or now <= one.clock
-    ):  # verdicts come, and all look again
+    # Verdicts come, and all look again.
+    if now < np.inf and (one.idle or now <= one.clock):
       for x in every:
         x.judge(now)
         x.clock, x.idle = max(x.clock, now) if x.idle else x.clock, False
