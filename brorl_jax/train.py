@@ -256,7 +256,8 @@ def _sample(
     target=stages.target,
     plan=stages.plan,
     usual=progress.passed if stages.ahead else None,
-    before=before,
+    # Not into another phase, in which rollouts may have other sizes.
+    before={} if stages.max_age and stages.changed else before,
     stopping=stopping,
     max_age=stages.max_age,
   )

@@ -326,12 +326,9 @@ def _sampled(
     else:
       one.turn()
   count = every[0].candidates.suffices() or 0
-  given = count
-  if load.max_age:
-    for x in every:
-      x.leave()
-  else:
-    given = max(x.candidates.given for x in every)
+  for x in every if load.max_age else ():
+    x.leave()
+  given = count if load.max_age else max(x.candidates.given for x in every)
   busy = sum(x.busy for x in every) / sum(x.slot_steps for x in every)
   return max(x.clock for x in every), count, given - count, busy
 

@@ -155,8 +155,11 @@ class Candidates:
   ):
     self._prompts, self._candidates = prompts, candidates
     self._stopping, self.stopped = stopping, False
-    self.finished, self.before = dict[Chunk, Rollouts](), dict(before or {})
-    self._age, self._old = max_age, before or {}
+    # Not those of another mesh, on which chunks have another size.
+    of = (before or {}).items()
+    self._old = {c: x for c, x in of if x.mask.shape[1] == plan.chunk}
+    self.finished, self.before = dict[Chunk, Rollouts](), dict(self._old)
+    self._age = max_age
     self.times, self.left = dict[Chunk, float](), dict[Chunk, Rollouts]()
     self._begun: Finished = {}  # of those before, what has not ended
     # Candidates that this step will need, and a part of the next. It is raised

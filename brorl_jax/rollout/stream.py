@@ -307,8 +307,8 @@ class _Group:
     self._params, self._key, self._watch = params, key, watch
     self._devices, self._each = spec.devices, places // spec.devices
     program = spec.program(places, streams=True)
-    crosses = crossing is not None
-    self._program = dataclasses.replace(program, replays=crosses)
+    pages = crossing is not None and not program.blocks  # a pool always does
+    self._program = dataclasses.replace(program, replays=pages)
     self.held = Places(self._devices, self._each)
     self._shelf = Shelf(self._devices, self._each)
     self._decoding: OpenRollouts | None = None

@@ -346,6 +346,14 @@ def test_one_process_that_is_to_stop_stops_all(monkeypatch):
   assert whole.kept.tolist() == [False, True, True]
 
 
+def test_chunks_of_another_mesh_are_sampled_again():
+  of = lambda p, n: rollouts(prompts([p])).tokens[:, :n]
+  before = {Chunk(p, 0): scored.rollouts(of(p, n)) for p, n in ((0, 2), (1, N))}
+  log = []
+  run({0, 1}, 2, sample=sampler_of(3, log=log), before=before)
+  assert log == [[(0, 0)]]
+
+
 def test_a_slow_process_is_seen_by_all(monkeypatch):
   both = threading.Barrier(2, timeout=30)
 
