@@ -108,7 +108,7 @@ def by_chunk(prompts: Prompts, rollouts: Rollouts) -> Finished:
 
 
 class Interrupted(Exception):
-  """A step that was asked to stop, with the chunks that had ended by then."""
+  """A step that was asked to stop, with what its next start goes on from."""
 
   def __init__(self, finished: Finished):
     self.finished = finished

@@ -72,7 +72,7 @@ class RunConfig(Section):
     must = f"0 or a multiple of save_every = {self.save_every}"
     yield "keep_every", good, must
     yield from self.at_least(0, "max_samples", zero="no bound")
-    yield from self.at_least(0, "max_age", zero="none crosses")
+    yield "max_age", 0 <= self.max_age <= 100, "0 to 100"
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
 

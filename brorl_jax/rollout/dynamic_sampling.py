@@ -7,7 +7,7 @@ surplus, which is counted and dropped. What is kept depends only on rewards, not
 on the order in which rollouts finish or are scored.
 
 With a `max_age` candidates follow each other as fast as there is room. What has
-tokens when the step ends belongs to the next one, which goes on with it.
+tokens when the step ends, and none too old, is what the next one goes on with.
 
 A prompt gets its rollouts in chunks, which may be on several devices, and maybe
 in rounds. As rollout n depends on (seed, step, p, n) alone, all of these are
@@ -163,7 +163,7 @@ class Candidates:
     self.times, self.left = dict[Chunk, float](), dict[Chunk, Rollouts]()
     self._begun: Finished = {}  # of those before, what has not ended
     # Candidates that this step will need, and a part of the next. It is raised
-    # when nothing else is in progress, and so depends on no clock.
+    # by their verdicts alone, when all are known, and so depends on no clock.
     self._bound = math.ceil(_AHEAD * target / max(usual or 0, _LEAST))
     # Has chunks judged, in the thread; `collect` sets it.
     self.submit: Callable[[Prompts, Rollouts], futures.Future] | None = None
@@ -192,7 +192,8 @@ class Candidates:
   def feed(self, room: int, idle: bool) -> Prompts | None:
     """The next chunks; waits for rewards if the devices are idle.
 
-    Raises Enough when the first `target` that pass are known, or if it stops.
+    Raises Enough if it stops; without a max_age also when the first `target`
+    that pass are known.
     """
     self._settle()
     self._keeps_up()
@@ -204,9 +205,7 @@ class Candidates:
 
   @property
   def behind(self) -> bool:
-    """Whether much is being judged: what is decoded meanwhile may be dropped,
-    if it turns out that sampling had ended.
-    """
+    """Whether much is being judged: sampling may have ended meanwhile."""
     return self._age > 0 and len(self.judged) > self._target // 4
 
   def _keeps_up(self) -> None:
@@ -369,7 +368,8 @@ class Candidates:
     that may, or as many as are expected, to the nearest whole number.
     """
     if self._age:  # places never wait, but behind all that a step may need
-      if len(self._first) == self._bound and not self.suffices():
+      good = lambda: sum(self._first[: self._bound])
+      while len(self._first) >= self._bound and good() < self._target:
         self._bound += self._target
       return self.given < self._bound
     rate = 1.0
@@ -616,11 +616,11 @@ def collect(
 
   With `usual`, the share of candidates that passed in the step before, as many
   are in progress as will probably be needed; without it never more than are.
-  Chunks that `before` has are not sampled again. When any process is `stopping`
-  all raise Interrupted. With `max_age` the rollouts of other candidates cross
-  the step, but none with tokens that would be older in the next one. Raises
-  TooManyInvalid if verifiers failed on more than `MAX_INVALID` of responses. Yu
-  et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
+  Whole chunks that `before` has are not sampled again. When any process is
+  `stopping` all raise Interrupted. With `max_age` the rollouts of other
+  candidates cross the step, but no tokens that would be older in the next one.
+  Raises TooManyInvalid if verifiers failed on more than `MAX_INVALID` of
+  responses. Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
   of = prompts, candidates, target, plan, usual, before, stopping, max_age

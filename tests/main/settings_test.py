@@ -160,7 +160,7 @@ ALONE: list[tuple[str, dict]] = [
   ("empty without data", {"data.fields": "prompt:q", "data.domain": "math"}),
   ("positive, or 0: all parameters are trained", {"lora_rank": -1}),
   ("positive", {"lora_alpha": 0.0}),
-  ("positive, or 0: none crosses", {"max_age": -1}),
+  ("0 to 100", {"max_age": -1}),
   *(
     ("different ones of q, k, v, o, gate", {"lora_layers": layers})
     for layers in ((), ("q", "q"), ("q_proj",))

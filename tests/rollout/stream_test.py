@@ -373,15 +373,15 @@ def test_prompts_that_come_when_few_slots_are_left_compile_nothing(monkeypatch):
 
 
 def crossing(
-  seed, params, *, places, max_age=1, steps=3, target=3, plan=None, **changes
+  seed, params, *, places, max_age=1, steps=3, target=3, usual=1.0, **changes
 ):
-  """Steps of a run, whose verdicts come late by chance."""
+  """Steps of a run, whose verdicts come late by chance; not with seed 0."""
   every, rng = numbered(64), np.random.default_rng(seed)
-  plan = plan or dynamic_sampling.RoundPlan((8,), 0, 4)
+  plan = dynamic_sampling.RoundPlan((8,), 0, 4)
   how = spec(**{"n": plan.chunk} | changes)
 
   def score(prompts, rollouts):
-    time.sleep(rng.random() * 0.05)
+    time.sleep(rng.random() * 0.2 * bool(seed))
     assert rollouts.whole.all() and rollouts.age is not None
     first = rollouts.tokens[..., 0]
     return scored.scores(1.0 * (first == 1), first)
@@ -397,7 +397,7 @@ def crossing(
       sample, score, lambda groups: groups.scores.reward.any(axis=1),
       lambda some: jax.tree.map(lambda x: x[list(some)], every),
       range(begin, 64), target=target, plan=plan, max_age=max_age,
-      before=before,
+      before=before, usual=usual,
     )  # fmt: skip
     assert sampled.kept.sum() == target
     begin, before = begin + len(sampled.kept), sampled.unfinished
@@ -421,7 +421,9 @@ CROSSING = tiers.some([
 
 
 @pytest.mark.parametrize("changes", CROSSING)
-def test_what_crosses_a_step_hangs_on_no_clock(changes):
+def test_what_crosses_a_step_hangs_on_no_clock(changes, monkeypatch):
+  """Also if no device waits for verdicts, and much is decoded for nothing."""
+  monkeypatch.setattr(dynamic_sampling.Candidates, "behind", False)
   a, b = (crossing(i, [RECALL, RECALL[::-1]], **changes) for i in (0, 1))
   same_steps(a, b)
   ages = [int(s.groups.rollouts.age.max()) for s in a]
@@ -472,6 +474,7 @@ def test_rollouts_that_cross_a_step_are_the_same_under_the_same_policy(changes):
 def test_no_token_is_older_than_it_may_be():
   """Many places: what was begun early is needed late, and begun again."""
   of = {"places": 32, "lanes": 8, "slots": 2, "target": 1, "steps": 4}
+  of |= {"usual": None}  # so much is begun that some must wait
   for most in (1, 2):
     found = crossing(0, [RECALL], max_age=most, **of)
     left = [x.age.max() for s in found for x in s.unfinished.values()]
