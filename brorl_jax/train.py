@@ -196,7 +196,7 @@ def train(
       if not stages.max_age:
         recorder.keep(step, sampled.chunks(stages.plan.chunk))
       raise
-    before = sampled.unfinished or None
+    before = sampled.unfinished if stages.max_age else None
     processes.trim()
     scalars = _scalars(sampled, credit, updated) | {"time/update_s": update_s}
     spent = metrics.since(started)

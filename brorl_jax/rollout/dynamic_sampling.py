@@ -196,11 +196,10 @@ class Candidates:
     that pass are known.
     """
     self._settle()
-    self._keeps_up()
+    while self.behind:
+      self._wait()
     while not (more := self._next(room)) and idle and self.judged:
-      with self.clock("score_wait"):
-        futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
-      self._settle()
+      self._wait()
     return more
 
   @property
@@ -208,11 +207,11 @@ class Candidates:
     """Whether much is being judged: sampling may have ended meanwhile."""
     return self._age > 0 and len(self.judged) > self._target // 4
 
-  def _keeps_up(self) -> None:
-    while self.behind:
-      with self.clock("score_wait"):
-        futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
-      self._settle()
+  def _wait(self) -> None:
+    """For a verdict."""
+    with self.clock("score_wait"):
+      futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
+    self._settle()
 
   def suffices(self) -> int | None:
     """How many candidates, in order, have the first `target` that pass."""
@@ -415,7 +414,8 @@ class SharedCandidates(Candidates):
 
   def feed(self, room: int, idle: bool) -> Prompts | None:
     """Chunks of what it claims; waits if idle while more may be needed."""
-    self._keeps_up()
+    while self.behind:
+      self._wait()
     while True:
       self._learn()
       self._settle()
