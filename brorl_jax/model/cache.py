@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jax.sharding import PartitionSpec
@@ -45,18 +46,22 @@ class Prefix:
 
 
 class LanePrompts(NamedTuple):
-  """Keys and values of the prompts of A lanes, W side by side in each."""
+  """Keys and values of the prompts of A lanes, W side by side in each, in
+  pieces of columns, see `prompt_pieces`.
+  """
 
-  k: list[Float[Array, "A G W*S K"]]  # of each layer
-  v: list[Float[Array, "A G W*S K"]]
+  k: list[list[Float[Array, "A G _ K"]]]  # of each layer
+  v: list[list[Float[Array, "A G _ K"]]]
   mask: Bool[Array, "A W S"]
 
 
 class SharedKeys(NamedTuple):
-  """Keys and values that the rows of a lane share, in one layer."""
+  """Keys and values that the rows of a lane share, in one layer. Pieces have S
+  columns in all, and are not read where no row sees a column of them.
+  """
 
-  k: Float[Array, "A G S K"]
-  v: Float[Array, "A G S K"]
+  k: list[Float[Array, "A G _ K"]]
+  v: list[Float[Array, "A G _ K"]]
   mask: Bool[Array, "A #R S"]  # which of them each row attends to
 
 
@@ -122,7 +127,6 @@ def attend_pages(
   limit: Int[Array, "A R"],
   scale: float,
   softcap: float = 0.0,
-  pieces: Sequence[slice] | None = None,
 ) -> Float[Array, "A R H K"]:
   """Attention of one new token per row; `attention.attend` for decoding.
 
@@ -134,12 +138,11 @@ def attend_pages(
   A row sees the columns of its `pages`, the oldest first, whose age is below
   `limit`; `column` of the last page is the newest, see `ages`. Of the pages
   before it only the last `used` are read: one program serves any number.
-  `pieces` are those of `prompt_softmax`.
   """
   A, R, H, K = q.shape
   q *= scale
-  state = prompt_softmax(q, shared, softcap, pieces)
-  rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
+  state = prompt_softmax(q, shared, softcap)
+  rows = q.reshape(A * R, -1, H // shared.k[0].shape[1], K)
   limit = limit.reshape(A * R)
   circle = ages(column, len(pages), pages[0].v.shape[2], used)
 
@@ -159,19 +162,15 @@ def attend_pages(
 
 
 def prompt_softmax(
-  q: Float[Array, "A R H K"],
-  shared: SharedKeys,
-  softcap: float,
-  pieces: Sequence[slice] | None = None,
+  q: Float[Array, "A R H K"], shared: SharedKeys, softcap: float
 ) -> Softmax:
   """What is known of the softmax after the prompts; `q` is scaled.
 
   A row that sees no prompt has m = -1e30: whatever comes next makes the rest of
-  it vanish. `pieces` are columns that are read together, and not at all where
-  no row sees one of them, see `prompt_pieces`; None reads all at once.
+  it vanish.
   """
   A, R, H, K = q.shape
-  G = shared.k.shape[1]
+  G = shared.k[0].shape[1]
   J = H // G
   # Rows of a lane together, A G (J R) K, and every row by itself, B G J K. An
   # axis of one lane would keep XLA from writing to pages in place. J first: it
@@ -179,31 +178,30 @@ def prompt_softmax(
   together = jnp.moveaxis(q.reshape(A, R, G, J, K), 1, 3)
   together = together.reshape(A, G, J * R, K)
 
-  def scores(part: SharedKeys) -> Float[Array, "A G J R S"]:
-    score = product("agnk,agsk->agns", together, part.k).reshape(A, G, J, R, -1)
-    mask = part.mask[:, None, None]  # A 1 1 R|1 S
+  def scores(k: Array, mask: Array) -> Float[Array, "A G J R S"]:
+    score = product("agnk,agsk->agns", together, k).reshape(A, G, J, R, -1)
+    mask = mask[:, None, None]  # A 1 1 R|1 S
     return jnp.where(mask, capped(score, softcap), MASKED)
 
-  def values(weight: Float[Array, "A G J R S"], part: SharedKeys) -> Array:
+  def values(weight: Float[Array, "A G J R S"], v: Array) -> Array:
     weight = weight.astype(q.dtype).reshape(A, G, J * R, -1)
-    return product("agns,agsk->agnk", weight, part.v).reshape(A, G, J, R, K)
+    return product("agns,agsk->agnk", weight, v).reshape(A, G, J, R, K)
 
-  if pieces is None or len(pieces) == 1:
-    score = scores(shared)
+  if len(shared.k) == 1:
+    score = scores(shared.k[0], shared.mask)
     top = jnp.max(score, axis=-1)
     weight = jnp.exp(score - top[..., None])
-    state = top, jnp.sum(weight, axis=-1), values(weight, shared)
+    state = top, jnp.sum(weight, axis=-1), values(weight, shared.v[0])
   else:
     none = jnp.zeros((A, G, J, R))
     state = none + MASKED, none, jnp.zeros((A, G, J, R, K))
-    for at in pieces:
-      part = SharedKeys(
-        shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
+    ends = np.cumsum([k.shape[2] for k in shared.k])[:-1].tolist()
+    masks = jnp.split(shared.mask, ends, axis=-1)
+    for k, v, mask in zip(shared.k, shared.v, masks, strict=True):
+      read = lambda state, k=k, v=v, mask=mask: added(
+        state, scores(k, mask), lambda weight: values(weight, v)
       )
-      read = lambda state, part=part: added(
-        state, scores(part), lambda weight: values(weight, part)
-      )
-      state = jax.lax.cond(jnp.any(part.mask), read, lambda state: state, state)
+      state = jax.lax.cond(jnp.any(mask), read, lambda state: state, state)
   alone = lambda x: jnp.moveaxis(x, 3, 1).reshape(A * R, G, J, *x.shape[4:])
   top, total, out = state
   return alone(top), alone(total), alone(out)
@@ -215,7 +213,7 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
   return [
     slice(w * columns + max(end - size, 0), w * columns + end)
     for w in range(windows)
-    for end in range(columns, 0, -size)
+    for end in reversed(range(columns, 0, -size))
   ]
 
 
@@ -353,7 +351,7 @@ def attend_pool(
   A, R, H, K = q.shape
   q *= scale
   state = prompt_softmax(q, shared, softcap)
-  rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
+  rows = q.reshape(A * R, -1, H // shared.k[0].shape[1], K)
   form = functools.partial(row_attention, softcap=softcap)
   axes = sharding.axes_here(None)
   G, each = rows.shape[1:3]

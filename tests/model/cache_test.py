@@ -37,7 +37,7 @@ def test_ages_by_hand():
 def drawn(rng, A=2, R=3, H=6, G=2, K=4, S=5, C=3, pages=2):
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
-  shared = SharedKeys(normal(A, G, S, K), normal(A, G, S, K), mask)
+  shared = SharedKeys([normal(A, G, S, K)], [normal(A, G, S, K)], mask)
   B = A * R
   own = [Page(normal(B, G, K, C), normal(B, G, C, K)) for _ in range(pages)]
   return normal(A, R, H, K), shared, own
@@ -57,7 +57,7 @@ def plain(q, shared, pages, column, limit, softcap):
   )
   out = attention.attend(
     jnp.repeat(q[:, :, None], T, axis=2),
-    (shared.k, shared.v, shared.mask[:, :, None]), (apart(k), apart(v), seen),
+    (*shared.k, *shared.v, shared.mask[:, :, None]), (apart(k), apart(v), seen),
     scale=K**-0.5, softcap=softcap, target=here(),
   )  # fmt: skip
   return out[:, :, -1]
@@ -92,19 +92,24 @@ def test_prompts_in_pieces_are_the_prompts(monkeypatch):
     limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5, softcap=0.7,
   )  # fmt: skip
   pieces = cache.prompt_pieces(prompts, width)
-  got = run(shared=shared, pieces=pieces)
-  np.testing.assert_allclose(got, run(shared=shared), atol=1e-6)
+  first = pieces[0]
+
+  def cut(keys):
+    parts = ([x[0][:, :, at] for at in pieces] for x in keys[:2])
+    return SharedKeys(*parts, keys.mask)
+
+  np.testing.assert_allclose(
+    run(shared=cut(shared)), run(shared=shared), atol=1e-6
+  )
   # One row of the last lane alone sees the first piece.
-  rare = shared.mask.at[:, :, pieces[0]].set(False)
-  rare = rare.at[-1, -1, pieces[0]].set(True)
+  rare = shared.mask.at[:, :, first].set(False).at[-1, -1, first].set(True)
   some = shared._replace(mask=rare)
-  got = run(shared=some, pieces=pieces)
-  np.testing.assert_allclose(got, run(shared=some), atol=1e-6)
+  np.testing.assert_allclose(run(shared=cut(some)), run(shared=some), atol=1e-6)
   # No row sees the first piece; the others are seen as before.
-  unseen = shared._replace(mask=shared.mask.at[..., pieces[0]].set(False))
-  spoilt = unseen._replace(v=unseen.v.at[:, :, pieces[0]].set(jnp.nan))
+  unseen = shared._replace(mask=shared.mask.at[..., first].set(False))
+  spoilt = unseen._replace(v=[unseen.v[0].at[:, :, first].set(jnp.nan)])
   want = run(shared=unseen)
-  np.testing.assert_allclose(run(shared=spoilt, pieces=pieces), want, atol=1e-6)
+  np.testing.assert_allclose(run(shared=cut(spoilt)), want, atol=1e-6)
   assert np.isnan(run(shared=spoilt)).any()
 
 
@@ -112,7 +117,7 @@ def test_pieces_of_prompts_cover_each_column_once():
   """From the right, where the tokens are; at most four for each prompt."""
   assert cache.prompt_pieces(1, 40) == [slice(0, 40)]
   assert cache.prompt_pieces(2, 80) == [
-    slice(16, 80), slice(0, 16), slice(96, 160), slice(80, 96)
+    slice(0, 16), slice(16, 80), slice(80, 96), slice(96, 160)
   ]  # fmt: skip
   for width in (1, 63, 64, 65, 257, 1000):
     pieces = cache.prompt_pieces(3, width)
@@ -344,7 +349,7 @@ def half(monkeypatch, request):
   monkeypatch.setattr(cache, "row_kernel", KERNEL)
   q, _, held, *rest = draw(request.param, "float16", "float16")
   ones = jnp.ones((12, G, 1, K), jnp.float16)
-  shared = SharedKeys(ones, ones, jnp.ones((12, 1, 1), bool))
+  shared = SharedKeys([ones], [ones], jnp.ones((12, 1, 1), bool))
   q = q[:12].reshape(12, 1, G * J, K)
   return q, shared, held, *(x[:12] for x in rest)
 
