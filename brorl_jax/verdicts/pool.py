@@ -106,10 +106,8 @@ class Pool:
       finally:
         self._withdraw(batch)
     late = Verdict("invalid", 0.0, self._late, "")
-    scored = [
-      TimedVerdict(verdict or late, seconds)
-      for verdict, seconds in zip(batch.verdicts, batch.seconds, strict=True)
-    ]
+    judged = [verdict or late for verdict in batch.verdicts]
+    scored = map(TimedVerdict, judged, batch.seconds)
     by_key = dict(zip(distinct, scored, strict=True))
     return [by_key[key] for key in keys]
 

@@ -5,6 +5,7 @@ misses. These are exact, and take time linear in the length of the answer.
 """
 
 import ast
+import itertools
 import json
 import operator
 import re
@@ -194,13 +195,11 @@ def _same_complex(answer: str, entry: Entry) -> bool | str:
 
 def _same_candidate(answer: str, entry: Entry) -> bool:
   metadata = entry["metadata"]
-  right = {Decimal(entry["answer"])}
-  for number, written in zip(
-    metadata["candidates"], metadata["formatted_candidates"], strict=True
-  ):
-    if number == metadata["solution"]:
-      right.add(Decimal(written.replace(",", "")))
-  return Decimal(answer.replace(",", "")) in right
+  value = lambda text: Decimal(text.replace(",", ""))
+  both = metadata["candidates"], metadata["formatted_candidates"]
+  each = zip(*both, strict=True)
+  right = {value(text) for x, text in each if x == metadata["solution"]}
+  return value(answer) in {Decimal(entry["answer"]), *right}
 
 
 def _same_partitions(answer: str, entry: Entry) -> bool:
@@ -321,11 +320,8 @@ def _survo(answer: str, entry: Entry) -> bool | str:
   grid = [[*map(int, row)] for row in rows]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:
     return False
-  cells = [
-    cell
-    for pair in zip(puzzle, grid, strict=True)
-    for cell in zip(*pair, strict=True)
-  ]
+  flat = itertools.chain.from_iterable
+  cells = [*zip(flat(puzzle), flat(grid), strict=True)]
   kept = all(given in (0, filled) for given, filled in cells)
   filled = sorted(filled for given, filled in cells if given == 0)
   lines = (*grid, *zip(*grid, strict=True))

@@ -211,14 +211,9 @@ def _decode_all(nodes: list[Any], depth: int, left: list[int]) -> list[Any]:
 
 def _keys_too_deep(keys: list[Any]) -> bool:
   """Whether keys nest too deep; the text of each level repeats all below."""
+  lists = lambda nodes: [node for node in nodes if type(node) is list]
   for _ in range(_MAX_KEY_DEPTH):
-    keys = [
-      child
-      for key in keys
-      if type(key) is list
-      for child in key[1:]
-      if type(child) is list
-    ]
+    keys = [child for key in lists(keys) for child in lists(key[1:])]
   return bool(keys)
 
 
