@@ -14,6 +14,7 @@ depend on their arguments alone, because a resumed run calls them again.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -295,7 +296,7 @@ class Group(NamedTuple):
   example: Example
 
 
-class Rewards:
+class Rewards(contextlib.AbstractContextManager["Rewards"]):
   """Reward functions and the processes that call them.
 
       with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
@@ -333,9 +334,6 @@ class Rewards:
       self._workers[-1].close()
       raise ValueError(str(error)) from None
     self._threads = futures.ThreadPoolExecutor(workers, "reward")
-
-  def __enter__(self) -> Rewards:
-    return self
 
   def __exit__(self, *_: object) -> None:
     self.close()

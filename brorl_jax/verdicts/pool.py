@@ -11,6 +11,7 @@ metric counts it.
 """
 
 import collections
+import contextlib
 import os
 import threading
 import time
@@ -38,7 +39,7 @@ class TimedVerdict(NamedTuple):
   seconds: float
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
   """Threads with jails, and the batches they work on.
 
   Several threads may call `score` at once. A response may wait in the queue
@@ -73,9 +74,6 @@ class Pool:
     self._threads = [_Thread(self) for _ in range(workers or size())]
     for thread in self._threads:
       thread.start()
-
-  def __enter__(self) -> "Pool":
-    return self
 
   def __exit__(self, *_: object) -> None:
     self.close()

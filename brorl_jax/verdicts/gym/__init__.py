@@ -420,8 +420,7 @@ _NOTHING_ELSE: Mapping[str, Callable[[str, str], bool]] = {
 
 def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
   entry = record["entry"]
-  answer = entry.get("answer")
-  if not isinstance(answer, str):
+  if not isinstance(answer := entry.get("answer"), str):
     raise Refused("entry.answer", f"{show(answer)}; write a text")
   verdict = verify(answer, entry)
   if verdict.status != "pass":

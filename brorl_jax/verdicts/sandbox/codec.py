@@ -238,11 +238,8 @@ def _same(got: Any, want: Any) -> bool:
       and all(_same(got.items[k][1], v) for k, (_, v) in want.items.items())
     )
   if isinstance(want, (list, tuple)):
-    return (
-      isinstance(got, (list, tuple))
-      and len(got) == len(want)
-      and all(map(_same, got, want))
-    )
+    long = isinstance(got, (list, tuple)) and len(got) == len(want)
+    return long and all(map(_same, got, want))
   if type(want) in (float, complex):
     numbers = (int, float) if type(want) is float else (int, float, complex)
     return type(got) in numbers and _close(got, want)

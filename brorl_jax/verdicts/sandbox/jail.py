@@ -228,10 +228,10 @@ def _refusal(abi: int, machine: str) -> str:
     seccomp_landlock.program(machine)
   except OSError as error:
     return f"{error.strerror}; leave domain 'code' out"
-  need = (
-    "use Linux 5.13 or later with lsm=landlock, and a container that allows it"
+  must = (
+    "use Linux 5.13 or later with lsm=landlock, and a container that allows"
   )
-  return f"the kernel has no Landlock; {need}" if abi < 1 else ""
+  return f"the kernel has no Landlock; {must} it" if abi < 1 else ""
 
 
 def _interpreter() -> tuple[str, str]:
@@ -240,11 +240,9 @@ def _interpreter() -> tuple[str, str]:
   own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
   for path in (own, _SYSTEM_PYTHON):
     try:
-      told = "import sys; print(*sys.version_info[:3])"
+      ask = [path, "-s", "-S", "-c", "import sys; print(*sys.version_info[:3])"]
       how = {"capture_output": True, "env": {}, "cwd": "/", **as_jail()}
-      done = subprocess.run(
-        [path, *"-s -S -c".split(), told], timeout=20, **how
-      )
+      done = subprocess.run(ask, timeout=20, **how)
       version = tuple(map(int, done.stdout.split()))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
       # Of setgroups or setuid: a user may be unable to read a file (EACCES).

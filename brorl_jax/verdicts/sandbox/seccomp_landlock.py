@@ -382,17 +382,14 @@ def program(
     known = " and ".join(MACHINES)
     why = f"no system call table for {machine!r}, only for {known}"
     raise OSError(errno.ENOSYS, why)
-  code = [
-    _load(4),  # the architecture
-    Instruction(_EQUAL, 1, 0, MACHINES[machine].audit),
-    _answer(KILL),
-    _load(0),  # the call number
-  ]
+  ours = Instruction(_EQUAL, 1, 0, MACHINES[machine].audit)
+  code = [_load(4), ours, _answer(KILL)]  # the architecture
+  code += [_load(0)]  # the call number
   if machine == "x86_64":  # x32: same architecture, other numbers
     code += [Instruction(_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]
   for rule, body in _rules(machine, forks, threads):
     code += [Instruction(_EQUAL, 0, len(body), rule), *body]
-  return [*code, _answer(ERRNO | errno.EPERM)]
+  return [*code, _REFUSE]
 
 
 def fork_filter(machine: str, *, threads: bool = True) -> list[Instruction]:
@@ -406,14 +403,9 @@ def fork_filter(machine: str, *, threads: bool = True) -> list[Instruction]:
   code = [_load(0)]
   for number in numbers(_FORKING, machine).values():
     code += _unless(_EQUAL, number)
-  return [
-    *code,
-    Instruction(_EQUAL, 0, 3, clone),
-    _load_argument(0),
-    Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0),
-    _answer(ERRNO | errno.EPERM),
-    _answer(ALLOW),
-  ]
+  thread = Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0)
+  code += [Instruction(_EQUAL, 0, 3, clone), _load_argument(0)]
+  return [*code, thread, _REFUSE, _PASS]
 
 
 def _rules(
@@ -423,17 +415,11 @@ def _rules(
   allowed, killed, weighed = (
     numbers(table, machine) for table in (_ALLOWED, _KILLED, _WEIGHED)
   )
+  allowed |= numbers(_FORKING, machine) if forks else {}
+  thread = Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD if threads else 0)
   clone = [_load_argument(0), *_unless(_ANY_BIT, _CLONE_NEW)]
-  if forks:
-    allowed |= numbers(_FORKING, machine)
-    clone += [_answer(ALLOW)]
-  else:
-    clone += [
-      Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD if threads else 0),
-      _answer(ALLOW),
-      _answer(ERRNO | errno.EPERM),
-    ]
-  zero = Instruction(_EQUAL, 1, 0, 0), _answer(ERRNO | errno.EPERM)
+  clone += [_PASS] if forks else [thread, _PASS, _REFUSE]
+  zero = Instruction(_EQUAL, 1, 0, 0), _REFUSE
   bodies = {
     "clone": clone,
     # Its flags lie in memory, which a filter cannot read; libc then uses clone.
@@ -443,21 +429,19 @@ def _rules(
       _load_argument(2),
       Instruction(_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
       *_unless(_EQUAL, _O_TRUNC | os.O_RDONLY),
-      _answer(ALLOW),
+      _PASS,
     ],
     "fcntl": [
       _load_argument(1),
       *_equal(_LOCKS, ERRNO),  # error 0
       *_equal(_FCNTL, ALLOW),
-      _answer(ERRNO | errno.EPERM),
+      _REFUSE,
     ],
     "futex": [
       _load_argument(1),
-      Instruction(_ANY_BIT, 0, 1, _PRIVATE),
-      _answer(ALLOW),
-      Instruction(_AND, 0, 0, _COMMAND),
-      *_equal(_WAITS, ALLOW),
-      _answer(ERRNO | errno.EPERM),
+      *(Instruction(_ANY_BIT, 0, 1, _PRIVATE), _PASS),
+      *(Instruction(_AND, 0, 0, _COMMAND), *_equal(_WAITS, ALLOW)),
+      _REFUSE,
     ],
     "ioctl": [
       _load_argument(1),
@@ -467,11 +451,11 @@ def _rules(
     "prlimit64": [  # no new limits: a null pointer, in both of its halves
       *(_load_argument(2), *zero),
       *(_load_argument(2, high=True), *zero),
-      _answer(ALLOW),
+      _PASS,
     ],
   }
   return [
-    *((number, [_answer(ALLOW)]) for number in allowed.values()),
+    *((number, [_PASS]) for number in allowed.values()),
     *((number, [_answer(KILL)]) for number in killed.values()),
     *((weighed[name], body) for name, body in bodies.items()),
   ]
@@ -491,9 +475,12 @@ def _answer(value: int) -> Instruction:
   return Instruction(_RETURN, 0, 0, value)
 
 
+_PASS, _REFUSE = _answer(ALLOW), _answer(ERRNO | errno.EPERM)
+
+
 def _unless(test: int, value: int) -> list[Instruction]:
   """Refuses the call if the test on the loaded value is true."""
-  return [Instruction(test, 0, 1, value), _answer(ERRNO | errno.EPERM)]
+  return [Instruction(test, 0, 1, value), _REFUSE]
 
 
 def _equal(values: Iterable[int], answer: int) -> Iterator[Instruction]:
