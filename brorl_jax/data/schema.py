@@ -323,8 +323,6 @@ def _refuse_columns(
   others: Mapping[str, Any],
 ) -> None:
   """Refuses misspelt optional fields, and optional ones of other domains."""
-  if domain.name not in domains:
-    return
   for other in domains.values():
     for field, how in other.fields.items():
       if how.optional and field in others and field not in COMMON:
