@@ -14,6 +14,8 @@ NUMBERS = 3
 # EX_IOERR of sysexits.h: files could not be written or read. Once
 # the storage works again, the same command resumes.
 STORAGE = 74
+# What many of them advise.
+AGAIN = "fix this and run the same command again"
 
 # Numbers of a storage that fails, whatever file it is. Others, such as ENOENT,
 # may be a name that the user wrote.

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.config.section import Rule, Section, of_kind, setting
+from brorl_jax.config.section import Rule, Section, of_kind, phased, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,54 +38,48 @@ class Reward(Section):
     "Run programs even if bubblewrap is missing or may not create namespaces. "
     "Programs then see which files exist; threads and files fail.",
   )
-  truncated_factor: float = setting(
+  truncated_factor: float = phased(
     1.0,
     "Factor on the reward of a truncated response; 1: unchanged. The ProRL v2 "
     "script of the authors and the presets of language models have 0.1.",
     source="unknown",
-    phased=True,
   )
-  mask_truncated: bool = setting(
-    False, "Exclude truncated responses from baseline and loss.", phased=True
+  mask_truncated: bool = phased(
+    False, "Exclude truncated responses from baseline and loss."
   )
-  length: Literal["", "cosine", "replace", "overlong"] = setting(
+  length: Literal["", "cosine", "replace", "overlong"] = phased(
     "",
     "'cosine' is added to right responses; 'replace' is paid in place of the "
     "reward, a partial score is wrong then (ProRL v2, authors' script); "
     "'overlong', DAPO's, is added to all; '': none. BroRL does not say.",
     source="unknown",
-    phased=True,
   )
-  length_range: tuple[float, ...] = setting(
+  length_range: tuple[float, ...] = phased(
     (-0.5, 0.0),
     "Lowest and highest of these. 'cosine': at max_new_tokens, and of an empty "
     "response. 'replace': of an empty wrong and an empty right one; at the "
     "limit they are 0 and 0.5. 'overlong': DAPO has (-1, 0).",
     source="unknown",
-    phased=True,
   )
-  length_steps: tuple[int, ...] = setting(
+  length_steps: tuple[int, ...] = phased(
     (100, 500),
     "Steps with and without a cosine ('cosine', 'replace') and the penalty on "
     "repetition, in turn (ProRL v2); (1, 0): always with them.",
     unit="steps",
     source="stated",
-    phased=True,
   )
-  length_buffer: int = setting(
+  length_buffer: int = phased(
     2,
     "Tokens over which 'overlong' falls; DAPO has 4,096 of 20,480.",
     unit="tokens",
-    phased=True,
   )
-  repeat_penalty: tuple[float, ...] = setting(
+  repeat_penalty: tuple[float, ...] = phased(
     (0.0, 40),
     "Subtracted for each token that ends an n-gram which the response had "
     "before, 0: off; and the n-gram's tokens. The authors' script of ProRL v2 "
     "has 0.001; the source of its reward, arXiv 2502.03373, 40.",
     unit="per token, tokens",
     source="unknown",
-    phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:
@@ -128,7 +122,7 @@ class Reward(Section):
 class Advantage(Section):
   """Baseline and scale."""
 
-  kind: str = setting(
+  kind: str = phased(
     "tokens",
     "REINFORCE++-baseline, whitened over 'tokens' (released code) or "
     "'trajectories' (formula of the paper); 'grpo'; 'centered': reward - group "
@@ -138,13 +132,11 @@ class Advantage(Section):
     "Your own function, 'file.py:function', maps (reward, valid, length), each "
     "[P,N], to advantages [P,N].",
     source="stated",
-    phased=True,
   )
-  boost: float = setting(
+  boost: float = phased(
     0.0,
     "Added to the advantage of right responses, those of a raw reward of at "
     "least 1, after whitening. The authors' script of ProRL v2 has 0.1.",
-    phased=True,
   )
 
   @property
@@ -163,7 +155,7 @@ class Advantage(Section):
 class Loss(Section):
   """The surrogate loss, its clip, and the correction for the sampler."""
 
-  kind: str = setting(
+  kind: str = phased(
     "ppo",
     "'ppo' clips the ratio of each token; 'gspo' that of the sequence, with a "
     "clip of about 3e-4; 'cispo' the weight of each token's gradient, with "
@@ -172,56 +164,46 @@ class Loss(Section):
     "[B,T], and clip_low, clip_high, dual_clip if it names them) to losses "
     "[B,T] or [B].",
     source="stated",
-    phased=True,
   )
-  mean: Literal["token", "sequence", "prompt", "constant"] = setting(
+  mean: Literal["token", "sequence", "prompt", "constant"] = phased(
     "token",
     "What has equal weight: every 'token' (DAPO; with 'gspo' every sequence), "
     "'sequence' (GRPO) or 'prompt'. 'constant' divides sums over tokens by "
     "max_new_tokens (Dr. GRPO, with advantage.kind = 'centered'). KL and "
     "entropy are always means over tokens.",
     source="unknown",
-    phased=True,
   )
-  clip_low: float = setting(
+  clip_low: float = phased(
     0.2,
     "Lower end of the ratio is 1 - clip_low; 1: no lower end.",
     source="stated",
-    phased=True,
   )
-  clip_high: float = setting(
-    0.28,
-    "Upper end of the ratio is 1 + clip_high.",
-    source="stated",
-    phased=True,
+  clip_high: float = phased(
+    0.28, "Upper end of the ratio is 1 + clip_high.", source="stated"
   )
-  dual_clip: float = setting(
+  dual_clip: float = phased(
     0.0,
     "With 'ppo': the loss of a token with a negative advantage A is at most "
     "dual_clip x |A|; 0: no bound. The authors' script of ProRL v2 has 10.",
-    phased=True,
   )
-  entropy_weight: float = setting(
+  entropy_weight: float = phased(
     0.0,
     "Weight of an entropy bonus. ProRL and BroRL have none.",
     unit="per nat",
-    phased=True,
   )
-  correction: Literal["none", "truncated", "banded", "sequence"] = setting(
+  correction: Literal["none", "truncated", "banded", "sequence"] = phased(
     "truncated",
     "How tokens are weighted by the ratio of trainer to sampler: 'truncated' "
     "(TIS), 'banded' (IcePop), 'sequence' (keeps or drops whole rollouts by "
     "the geometric mean of their ratios) or 'none'. BroRL has 'truncated'.",
     source="stated",
-    phased=True,
   )
-  correction_range: tuple[float, ...] = setting(
+  correction_range: tuple[float, ...] = phased(
     (),
     "Smallest and largest ratio: 'truncated' lowers what is larger, the others "
     "drop what is outside. (): (0, 2) for 'truncated', (0.5, 5) for 'banded', "
     "(0.999, 1.002) for 'sequence'.",
     source="unknown",
-    phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:
@@ -247,34 +229,29 @@ class Loss(Section):
 class Reference(Section):
   """Weight of the KL term, and when the policy becomes the reference."""
 
-  kl_weight: float = setting(
+  kl_weight: float = phased(
     1e-4,
     "Weight of the KL term (k2). If it is 0 in all phases, no reference is "
     "kept. Public recipes of ProRL v2 have 1e-4, the authors' script 5e-4, its "
     "port to NeMo-RL 3e-4.",
     unit="per nat",
     source="unknown",
-    phased=True,
   )
-  reset_every: int = setting(
+  reset_every: int = phased(
     300,
     "Steps after which the policy becomes the reference; 0: never. ProRL v2 "
     "has 200 to 500.",
     unit="steps",
     source="unknown",
-    phased=True,
   )
-  reset_stalled: int = setting(
-    0,
-    "Reset after this many evaluations without a better score; 0: never.",
-    phased=True,
+  reset_stalled: int = phased(
+    0, "Reset after this many evaluations without a better score; 0: never."
   )
-  reset_to: Literal["latest", "anew", "best"] = setting(
+  reset_to: Literal["latest", "anew", "best"] = phased(
     "latest",
     "'latest': a reset makes the policy the reference. 'anew': moments and "
     "warm-up restart too (ProRL). 'best': both go back to the best held-out "
     "score of the run, which stays in a checkpoint (ProRL).",
-    phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:
@@ -297,51 +274,42 @@ class Optim(Section):
   max_grad_norm: float = setting(
     1.0, "Norm above which gradients are scaled down.", source="unknown"
   )
-  minibatches: int = setting(
+  minibatches: int = phased(
     2,
     "Optimizer updates per step, each on whole groups. Both runs of BroRL have "
     "the same number; ProRL has 4.",
     source="unknown",
-    phased=True,
   )
-  rows: int = setting(
+  rows: int = phased(
     32,
     "Most rows of a block: distinct rollouts of one prompt, and padding. 0: 8, "
     "or fewer, by memory and padding.",
-    phased=True,
   )
-  blocks: int = setting(
+  blocks: int = phased(
     16,
     "Blocks per microbatch of the longest responses, a multiple of the rows of "
     "the mesh. 0: one for each row.",
-    phased=True,
   )
-  lr: float = setting(
+  lr: float = phased(
     3e-4,
     "Learning rate after the warm-up. BroRL does not state it.",
     source="unknown",
-    phased=True,
   )
-  lr_samples: int = setting(
+  lr_samples: int = phased(
     0,
     "Samples per step for which lr holds; the rate grows with the square root "
     "of sampling.samples / lr_samples (BroRL). 0: lr as it is.",
     unit="rollouts",
     source="stated",
-    phased=True,
   )
-  warmup: int = setting(
-    5,
-    "Updates at the start in which lr rises from 0.",
-    unit="updates",
-    phased=True,
+  warmup: int = phased(
+    5, "Updates at the start in which lr rises from 0.", unit="updates"
   )
-  spike: float = setting(
+  spike: float = phased(
     0.0,
     "Skip an update whose gradient norm is this many standard deviations above "
     "the mean of the last 128, and twice that mean; 0: off. 6 is common.",
     unit="standard deviations",
-    phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:

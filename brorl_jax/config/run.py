@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from brorl_jax.config.section import Rule, Section, setting
+from brorl_jax.config.section import Rule, Section, free, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,36 +17,30 @@ class RunConfig(Section):
     "(seed, step).",
     evaluated=True,
   )
-  steps: int = setting(
+  steps: int = free(
     60,
     "Length of the run. A step is one round of rollouts, then "
     "optim.minibatches updates.",
     unit="steps",
-    free=True,
   )
-  max_samples: int = setting(
+  max_samples: int = free(
     0,
     "The run ends with the step that reaches this number of rollouts, those of "
     "rejected prompts included; 0: no bound.",
     unit="rollouts",
-    free=True,
   )
-  save_every: int = setting(
-    10, "Steps between checkpoints.", unit="steps", free=True
-  )
-  keep_checkpoints: int = setting(
+  save_every: int = free(10, "Steps between checkpoints.", unit="steps")
+  keep_checkpoints: int = free(
     3,
     "Number of newest checkpoints to keep. The saved step with the best "
     "held-out score is kept too. Only steps that are both saved and evaluated "
     "have a score: let eval.every be a multiple or a divisor of save_every.",
-    free=True,
   )
-  keep_every: int = setting(
+  keep_every: int = free(
     0,
     "Checkpoints of multiples of this step are kept too, as a way back from a "
     "slow collapse; 0: none.",
     unit="steps",
-    free=True,
   )
   max_age: int = setting(
     0,
@@ -54,10 +48,8 @@ class RunConfig(Section):
     "no device waits for the longest; 0: none.",
     unit="steps",
   )
-  wandb: str = setting(
-    "",
-    "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
-    free=True,
+  wandb: str = free(
+    "", "Weights & Biases project to log to; '': none. Needs the extra `wandb`."
   )
   phases: tuple[Mapping[str, Any], ...] = setting(
     (),
@@ -174,10 +166,8 @@ class Devices(Section):
 
   @property
   def mesh(self) -> dict[str, int]:
-    return {
-      name: getattr(self, f"mesh_{name}")
-      for name in ("data", "fsdp", "tensor", "expert")
-    }
+    names = ("data", "fsdp", "tensor", "expert")
+    return {name: getattr(self, f"mesh_{name}") for name in names}
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "mesh_data", "mesh_tensor", "mesh_expert")
@@ -233,34 +223,30 @@ class Guard(Section):
   usual entropy is the mean of the run's first 20 steps.
   """
 
-  entropy_low: float = setting(
+  entropy_low: float = free(
     0.1,
     "Warn below this fraction of the usual entropy of rollouts; 0: never. With "
     "six-token answers it fell to 0.3 in 30 healthy steps.",
-    free=True,
   )
-  kl: float = setting(
+  kl: float = free(
     1.0,
     "Warn above this KL to the reference; 0: never. 60 healthy steps had up to "
     "0.35, and a learning rate that was too high had 7.",
     unit="nats per token",
-    free=True,
   )
-  truncated: float = setting(
-    0.8, "Warn above this share of cut rollouts; 0: never.", free=True
+  truncated: float = free(
+    0.8, "Warn above this share of cut rollouts; 0: never."
   )
-  score_drop: float = setting(
+  score_drop: float = free(
     0.1,
     "Warn if the held-out score is this much below its best while the mean "
     "reward rose; 0: never. Of 480 prompts the 95 % interval is 0.04.",
-    free=True,
   )
-  end_after: int = setting(
+  end_after: int = free(
     0,
     "End the run, after saving, when a number was beyond its bound for this "
     "many steps in a row; 0: only warn.",
     unit="steps",
-    free=True,
   )
 
   def rules(self) -> Iterator[Rule]:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from brorl_jax.config.section import Rule, Section, setting
+from brorl_jax.config.section import Rule, Section, phased, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,51 +108,45 @@ class Sampling(Section):
   prompts, which dynamic sampling chooses.
   """
 
-  n: int = setting(
+  n: int = phased(
     512,
     "Rollouts per prompt. BroRL compares 512 with 16.",
     unit="rollouts",
     source="stated",
-    phased=True,
   )
-  samples: int = setting(
+  samples: int = phased(
     8192,
     "Rollouts per step in training, a multiple of n; with `rounds` an upper "
     "bound. BroRL: 128 x 512.",
     unit="rollouts",
-    phased=True,
   )
-  rounds: tuple[int, ...] = setting(
+  rounds: tuple[int, ...] = phased(
     (),
     "Rollouts of a prompt after each round, such as (16, 64, 256, 512): "
     "multiples of the first, up to n. A prompt stops when it has enough right "
     "ones. Every prompt has the same weight. (): all get n.",
     unit="rollouts",
-    phased=True,
   )
-  stop_right: int = setting(
+  stop_right: int = phased(
     4,
     "Right rollouts after which a prompt of rounds stops. With fewer its "
     "weight depends more on its pass rate: at a rate of 1 % it is 2.1 times "
     "too large with 1, and 1.2 times with 4 (rounds of 16, 64, 256, 1,024).",
     unit="rollouts",
-    phased=True,
   )
-  in_flight: int = setting(
+  in_flight: int = phased(
     4096,
     "Rollouts whose prompts are on the devices at one time, a multiple of n, "
     "or of rounds[0]. 0: 2,048 for each row of the mesh, or all of a step.",
     unit="rollouts",
-    phased=True,
   )
-  slots: int = setting(
+  slots: int = phased(
     128,
     "Rollouts of a prompt that decode together, at most n; 0: as many as fit "
     "in memory. Short responses are 1.36 times as fast with 128 as with 512.",
-    phased=True,
   )
-  lanes: int = setting(
-    0, "Prompts that decode together; 0: as many as fit in memory.", phased=True
+  lanes: int = phased(
+    0, "Prompts that decode together; 0: as many as fit in memory."
   )
   int8_cache: bool = setting(
     False,
@@ -160,26 +154,23 @@ class Sampling(Section):
     "with bfloat16. It is not exact: policy/logp_gap_max grows.",
     evaluated=True,
   )
-  max_new_tokens: int = setting(
+  max_new_tokens: int = phased(
     6,
     "Longest response, including its end token.",
     unit="tokens",
-    phased=True,
     evaluated=True,
   )
-  mean_tokens: int = setting(
+  mean_tokens: int = phased(
     0,
     "Expected mean response, for which accelerators reserve memory. If "
     "responses are longer, some rollouts wait or begin again, with the same "
     "result. 0: max_new_tokens.",
     unit="tokens",
-    phased=True,
   )
-  temperature: float = setting(
+  temperature: float = phased(
     1.0,
     "Sampling temperature. At 1 the sampler's distribution is the trainer's.",
     source="unknown",
-    phased=True,
   )
 
   @property
@@ -216,21 +207,19 @@ class Sampling(Section):
 class Filter(Section):
   """The groups that a step trains on, chosen by their raw rewards."""
 
-  keep: str = setting(
+  keep: str = phased(
     "differ",
     "'differ': groups whose rewards are not all equal; 'solved': groups with "
     "some rewards of 1 and others; 'all': no dynamic sampling. For rewards of "
     "0 and 1 the first two are the same. Your own function, "
     "'file.py:function', maps (reward [P,N], valid [P,N]) to a mask [P].",
     source="unknown",
-    phased=True,
   )
-  max_oversampling: int = setting(
+  max_oversampling: int = phased(
     10,
     "A step draws at most this many times its target number of prompts. "
     "BroRL's pass rate of 62 % needs 1.6.",
     source="unknown",
-    phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:

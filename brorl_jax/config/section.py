@@ -10,6 +10,7 @@ is imported, which takes seconds.
 """
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,11 @@ def setting(default: Any, why: str, **more: Any) -> Any:
   if isinstance(default, Mapping):
     given = {"default_factory": lambda: dict(default)}
   return dataclasses.field(**given, metadata={"about": About(why, **more)})
+
+
+# Declare a field that a phase may change, or a run that resumes.
+phased = functools.partial(setting, phased=True)
+free = functools.partial(setting, free=True)
 
 
 class Section:

@@ -46,10 +46,9 @@ class Order:
     # Sorted, so that the order of a config's lines does not matter.
     drawn = sorted(name for name in sizes if weights[name] > 0)
     if not drawn:
-      raise ValueError(
-        f"sources {', '.join(sorted(sizes)) or '(none)'}: no weight is "
-        "positive; set at least one"
-      )
+      names = ", ".join(sorted(sizes)) or "(none)"
+      why = "no weight is positive; set at least one"
+      raise ValueError(f"sources {names}: {why}")
     self._sizes, self._weights, self._seed = sizes, weights, seed
     self._mixed = grain.MapDataset.mix(
       [_source(name, sizes[name], seed) for name in drawn],
@@ -67,16 +66,12 @@ class Order:
     """
     first = json.dumps([self[i] for i in range(_PINNED)]).encode()
     amount = lambda n: "unbounded" if n is None else f"{n} examples"
-    return {
-      "seed": str(self._seed),
-      **{
-        f"source {name}": f"{amount(size)}, weight"
-        f" {float(self._weights[name])!r}, digest {data[name]}"
-        for name, size in sorted(self._sizes.items())
-      },
-      # Changes if a version of grain shuffles or mixes differently.
-      "order": hashlib.blake2b(first, digest_size=8).hexdigest(),
-    }
+    out = {"seed": str(self._seed)}
+    for name, size in sorted(self._sizes.items()):
+      weight = f"weight {float(self._weights[name])!r}"
+      out[f"source {name}"] = f"{amount(size)}, {weight}, digest {data[name]}"
+    # Changes if a version of grain shuffles or mixes differently.
+    return {**out, "order": hashlib.blake2b(first, digest_size=8).hexdigest()}
 
 
 def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -85,10 +80,9 @@ def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
   for name in sorted({*stored, *now}, key=lambda n: (n == "order", n)):
     was, is_ = stored.get(name, "missing"), now.get(name, "missing")
     if was != is_:
-      raise ValueError(
-        f"the run's data has changed: {name} was {was}, now it is {is_}; "
-        "restore it, or choose another workdir"
-      )
+      how = f"{name} was {was}, now it is {is_}"
+      must = "restore it, or choose another workdir"
+      raise ValueError(f"the run's data has changed: {how}; {must}")
 
 
 def _source(name: str, size: int | None, seed: int) -> grain.MapDataset:

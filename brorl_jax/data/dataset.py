@@ -164,9 +164,8 @@ def read(
         asked[_asked(example)] = first
         kept[example.id] = example, place
   if not kept:
-    raise DataError(
-      f"all {len(skipped)} records are unusable; the first: {skipped[0]}"
-    )
+    none = f"all {len(skipped)} records are unusable"
+    raise DataError(f"{none}; the first: {skipped[0]}")
   examples, places = zip(*kept.values(), strict=True)
   return Data([*examples], [*places], skipped, forms)
 
@@ -279,10 +278,9 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
   held = [_is_held(example, one_in) for example in data.examples]
   if all(held) or not any(held):
     what = "left for training" if all(held) else "held out"
-    raise DataError(
-      f"data.heldout_one_in = {one_in}: none of {len(held)} examples is {what};"
-      " use another number, or give data.heldout_files"
-    )
+    none = f"none of {len(held)} examples is {what}"
+    must = "use another number, or give data.heldout_files"
+    raise DataError(f"data.heldout_one_in = {one_in}: {none}; {must}")
   train, heldout = _side(data, held, False), _side(data, held, True)
   return train, dataclasses.replace(heldout, skipped=())
 
@@ -317,15 +315,12 @@ def refuse_overlap(train: Data, heldout: Data, remedy="remove one") -> None:
   for example, place in zip(heldout.examples, heldout.places, strict=True):
     other = asked.get(worded(example))
     if example.id in ids and "/" not in example.id:
-      raise DataError(
-        f"{place}: held-out id {example.id!r} is also the training example"
-        f" {ids[example.id]}; {'remove one' if other is None else remedy}"
-      )
+      both = f"held-out id {example.id!r} is also the training example"
+      must = "remove one" if other is None else remedy
+      raise DataError(f"{place}: {both} {ids[example.id]}; {must}")
     if other is not None:
-      raise DataError(
-        f"{place}: held-out prompt is also the training prompt {other}; "
-        f"{remedy}"
-      )
+      both = f"held-out prompt is also the training prompt {other}"
+      raise DataError(f"{place}: {both}; {remedy}")
 
 
 def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
@@ -339,7 +334,5 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
   """
   for example, place in zip(heldout.examples, heldout.places, strict=True):
     if example.domain == MADE and (task := DRAW.may_draw(example, tasks)):
-      raise DataError(
-        f"{place}: training may generate this held-out puzzle of {task}; "
-        "remove it from the held-out file"
-      )
+      why = f"training may generate this held-out puzzle of {task}"
+      raise DataError(f"{place}: {why}; remove it from the held-out file")

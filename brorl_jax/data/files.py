@@ -108,11 +108,8 @@ def names(files: Iterable[File]) -> dict[str, str]:
   deepest = max((path.count(os.sep) for path in paths), default=0)
   for depth in range(1, deepest + 2):
     taken = collections.Counter(short.values())
-    short |= {
-      path: "/".join(map(_name, path.split(os.sep)[-depth:]))
-      for path, name in short.items()
-      if taken[name] > 1
-    }
+    end = lambda path: "/".join(map(_name, path.split(os.sep)[-depth:]))
+    short |= {p: end(p) for p, name in short.items() if taken[name] > 1}
   return short
 
 
@@ -159,10 +156,9 @@ def _refuse_file(path: str) -> None:
 def _of_hub(path: str) -> Iterator[File]:
   match = _HUB.fullmatch(path)
   if match is None:
-    raise DataError(
-      f"{path}: malformed; write hub:organisation/name,"
-      " hub:organisation/name:split or hub:organisation/name:split@revision"
-    )
+    name = "hub:organisation/name"
+    must = f"{name}, {name}:split or {name}:split@revision"
+    raise DataError(f"{path}: malformed; write {must}")
   name, split, revision = match.groups()
   folder = _downloaded(name, split or "", revision)
   converted = f"if the hub has a copy, use {path}@refs/convert/parquet"
@@ -209,14 +205,12 @@ def _of_folder(
   if len(splits) > 1 and not _SPLITS.search(f"/{split}/"):
     name, at, revision = given.partition("@")
     one = f"{name}{'/' if split else ':'}{splits[0]}{at}{revision}"
-    raise DataError(
-      f"{given}: has the splits {' and '.join(splits)}; name one, such as {one}"
-    )
+    has = f"has the splits {' and '.join(splits)}"
+    raise DataError(f"{given}: {has}; name one, such as {one}")
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
-    raise DataError(
-      f"{given}: contains {what} that ends in {', '.join(_JSON)}{remedy}"
-    )
+    ends = f"that ends in {', '.join(_JSON)}"
+    raise DataError(f"{given}: contains {what} {ends}{remedy}")
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
 
@@ -238,10 +232,8 @@ def _of_split(given: str, split: str, inside: Sequence[str]) -> list[str]:
   above = sorted({lead for lead, _ in matches})
   if len(above) > 1:
     folders = " and ".join(show(lead or "./") for lead in above)
-    raise DataError(
-      f"{given}: {split!r} is in {folders}; name it with its folder, such as"
-      f" {above[-1]}{split}"
-    )
+    must = f"name it with its folder, such as {above[-1]}{split}"
+    raise DataError(f"{given}: {split!r} is in {folders}; {must}")
   return [path for _, path in matches]
 
 
@@ -282,9 +274,8 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
       while line := file.readline(_MAX_HELD):
         number += 1
         if number == 1 and line.startswith(_LFS):
-          raise DataError(
-            f"{path}, line 1: a git-lfs pointer, not data; run git lfs pull"
-          )
+          why = "a git-lfs pointer, not data; run git lfs pull"
+          raise DataError(f"{path}, line 1: {why}")
         yield number, line
         while len(line) == _MAX_HELD and not line.endswith(b"\n"):
           line = file.readline(_MAX_HELD)
@@ -305,10 +296,8 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row]]:
   try:  # imported here because the library is large and optional
     import pyarrow
   except ImportError as error:
-    raise DataError(
-      f"{path}: {ending} needs pyarrow ({error}); pip install "
-      "'brorl_jax[parquet]'"
-    ) from error
+    why = f"{path}: {ending} needs pyarrow ({error})"
+    raise DataError(f"{why}; pip install 'brorl_jax[parquet]'") from error
   broken = (OSError, ValueError, pyarrow.ArrowException)
   with contextlib.ExitStack() as stack:
     try:
@@ -326,9 +315,8 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row]]:
           number += 1
           yield number, _row(columns, i, nulls)
     except broken as error:
-      raise DataError(
-        f"{path}, row {number + 1}: cannot be read: {show(str(error))}"
-      ) from error
+      why = f"cannot be read: {show(str(error))}"
+      raise DataError(f"{path}, row {number + 1}: {why}") from error
 
 
 def _opened(

@@ -117,9 +117,8 @@ def parse(text: str, known: Collection[str]) -> dict[str, str]:
   for pair in filter(None, (part.strip() for part in text.split(","))):
     field, colon, column = (part.strip() for part in pair.partition(":"))
     if not colon or not column:
-      raise ValueError(
-        f"{pair!r}: not of the form field:column; write prompt:question"
-      )
+      why = "not of the form field:column; write prompt:question"
+      raise ValueError(f"{pair!r}: {why}")
     if field not in known:
       remedy = did_you_mean(field, known, f"use {', '.join(known)}")
       raise ValueError(f"{pair!r}: unknown field {field!r}; {remedy}")
@@ -164,11 +163,8 @@ def _at(
     if not isinstance(value, Mapping) or part not in value:
       inside = value if isinstance(value, Mapping) else {}
       inside = others if inside is record else inside
-      raise Refused(
-        column,
-        f"missing, but config.data.fields reads {field} from it; "
-        + _near(part, inside),
-      )
+      why = f"missing, but config.data.fields reads {field} from it"
+      raise Refused(column, f"{why}; {_near(part, inside)}")
     value = value[part]
   return value
 
@@ -180,11 +176,8 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
     return Refused(field, "missing; add it to every example")
   close = strict_json.alike(field, columns)
   column = show(close[0])[1:-1] if close else "COLUMN"
-  return Refused(
-    field,
-    f"missing; {_near(field, columns)} Add it, or name its column:"
-    f" --config.data.fields={field}:{column}",
-  )
+  add = f"Add it, or name its column: --config.data.fields={field}:{column}"
+  return Refused(field, f"missing; {_near(field, columns)} {add}")
 
 
 def _near(name: str, columns: Iterable[str]) -> str:
@@ -203,9 +196,8 @@ def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   fields = [field for field in optional if len(field) >= _SHORT]
   for column, field in itertools.product(columns, fields):
     if _slip(column.lower(), field):
-      raise Refused(
-        show(column)[1:-1], f"did you mean {field}? If not, rename the column"
-      )
+      why = f"did you mean {field}? If not, rename the column"
+      raise Refused(show(column)[1:-1], why)
 
 
 def _slip(a: str, b: str) -> bool:
@@ -267,11 +259,8 @@ def example(
   wrong = {c: others[c] for c in others if _WRONG.fullmatch(c)}
   if wrong and "choices" in domain.fields and "choices" not in values:
     messages = _with_choices(messages, values, wrong)
-  own = {
-    field: how.read(values[field])
-    for field, how in domain.fields.items()
-    if field in values
-  }
+  given = [field for field in domain.fields if field in values]
+  own = {field: domain.fields[field].read(values[field]) for field in given}
   if "prompt" in domain.fields:
     own["prompt"] = messages[-1]["content"]
   for field in own:
@@ -302,11 +291,8 @@ def _domain(
     return form.sole, False
   if "domain" not in record and not form.domain:
     near = _near("domain", [c for c in record if c not in COMMON])
-    raise Refused(
-      "domain",
-      f"missing; {near} Add 'domain' to each line, or set"
-      " --config.data.domain=math for all",
-    )
+    add = "Add 'domain' to each line, or set --config.data.domain=math for all"
+    raise Refused("domain", f"missing; {near} {add}")
   name = record.get("domain")
   near = strict_json.alike(str(name), domains)
   foreign = bool(form.domain) and not near
@@ -337,16 +323,12 @@ def _refuse_columns(
   others: Mapping[str, Any],
 ) -> None:
   """Refuses misspelt optional fields, and optional ones of other domains."""
-  if domain.name not in domains:
-    return
   for other in domains.values():
     for field, how in other.fields.items():
       if how.optional and field in others and field not in COMMON:
-        raise Refused(
-          field,
-          f"not a field of domain {domain.name}, which has"
-          f" {', '.join(domain.fields)}; remove or rename it",
-        )
+        has = f"{domain.name}, which has {', '.join(domain.fields)}"
+        why = f"not a field of domain {has}; remove or rename it"
+        raise Refused(field, why)
   optional = {field for field, how in domain.fields.items() if how.optional}
   optional -= {*COMMON}
   refuse_slips(others, sorted((optional | {"source", "domain"}) - {*values}))
@@ -361,9 +343,8 @@ def _field_name(record: Mapping[str, Any], field: str) -> str:
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
   if not _is_name(value):
-    raise Refused(
-      field, f"{show(value)}; use 1 to 128 of the characters A-Za-z0-9._-"
-    )
+    must = "use 1 to 128 of the characters A-Za-z0-9._-"
+    raise Refused(field, f"{show(value)}; {must}")
   return value
 
 
@@ -378,11 +359,8 @@ def _messages(
   messages = record[field]
   if field == "prompt":
     if isinstance(messages, list):
-      raise Refused(
-        "prompt",
-        "a list; write it as text, or for a conversation use"
-        " --config.data.fields=messages:prompt",
-      )
+      use = "for a conversation use --config.data.fields=messages:prompt"
+      raise Refused("prompt", f"a list; write it as text, or {use}")
     text = strict_json.text(messages, "prompt")
     out = ({"role": "user", "content": text},)
   elif not isinstance(messages, list) or not messages:
@@ -390,11 +368,9 @@ def _messages(
     raise Refused("messages", f"{show(messages)}; {must}")
   else:
     out = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages))
-  if out[-1]["role"] != "user":
-    raise Refused(
-      f"messages[{len(out) - 1}].role",
-      f"{show(out[-1]['role'])}; the last message must be from the user",
-    )
+  if (role := out[-1]["role"]) != "user":
+    why = f"{show(role)}; the last message must be from the user"
+    raise Refused(f"messages[{len(out) - 1}].role", why)
   size = sum(len(m["content"]) for m in out)
   if size > MAX_PROMPT:
     raise Refused(field, f"{size:,} characters; use at most {MAX_PROMPT:,}")
@@ -442,6 +418,5 @@ def _refuse_absent(
   words = " ".join(" ".join(m["content"] for m in messages).split())
   for i, text in enumerate(texts):
     if " ".join(text.split()) not in words:
-      raise Refused(
-        f"{field}[{i}]", f"{show(text)} is not in the prompt; add it there"
-      )
+      why = f"{show(text)} is not in the prompt; add it there"
+      raise Refused(f"{field}[{i}]", why)

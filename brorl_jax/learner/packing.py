@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -140,17 +141,6 @@ class Source:
       out["scale"][to] = self.scale[p, n]
 
 
-def _folded(out: dict[str, Any], rows: int, used: int) -> Batch:
-  """Arrays of rows as microbatches of `rows`, of which `used` count."""
-  fold = lambda x: (
-    x.reshape(len(x) // rows, rows, *x.shape[1:])
-    if isinstance(x, np.ndarray)
-    else Trees(*map(fold, x))
-  )
-  fields: dict[str, Any] = {name: fold(x) for name, x in out.items()}
-  return Batch(**fields, used=np.array(used, np.int32))
-
-
 class Later(NamedTuple):
   """A batch that is made when it is needed: 128 x 512 rollouts of 15,360 tokens
   are 15 GB, of which a host needs the blocks of its own devices.
@@ -182,8 +172,10 @@ def _later(items: list, each: int, fill: Callable[..., Any]) -> Iterator[Later]:
   def make(these: list, own: slice) -> Batch:
     every = these + [None] * (most - len(these))
     parts = [every[start : start + each][own] for start in range(0, most, each)]
-    used = -(-len(these) // each)
-    return _folded(fill([*itertools.chain(*parts)]), len(parts[0]), used)
+    used, rows = -(-len(these) // each), len(parts[0])
+    fold = lambda x: x.reshape(len(x) // rows, rows, *x.shape[1:])
+    made = jax.tree.map(fold, fill([*itertools.chain(*parts)]))
+    return Batch(**made, used=np.array(used, np.int32))
 
   for start in range(0, len(items), most):
     these = items[start : start + most]
@@ -391,13 +383,8 @@ def cut_trees(
   """
   length, shared, read, read_before = _lengths(text[order])
   # What each response adds to a tree that holds the one before it.
-  added = np.stack(
-    [
-      np.maximum(read - np.minimum(shared, read_before), 0),
-      length - shared,
-      np.ones_like(length),
-    ]
-  )
+  more = np.maximum(read - np.minimum(shared, read_before), 0)
+  added = np.stack([more, length - shared, np.ones_like(length)])
   total = np.cumsum(added, axis=1)
   start = 0
   while start < len(order):
@@ -456,13 +443,9 @@ def _fill_trees(
   count, (tokens, targets, M) = len(rows), room
   T = source.rollouts.tokens.shape[2]
   out = source.empty(count, M, T)
-  none = lambda size: np.zeros((count, size), np.int32)
+  none = lambda *size: np.zeros((count, *size), np.int32)
   packed = Trees(
-    token=none(tokens),
-    end=none(tokens),
-    parent=none(targets),
-    target=none(targets),
-    at=np.zeros((count, M, T), np.int32),
+    none(tokens), none(tokens), none(targets), none(targets), none(M, T)
   )
   for i, row in enumerate(rows):
     q = e = m = 0

@@ -346,10 +346,8 @@ def skipped(
     path = paths[bad[0]] if bad.size else None
     if not update.skipped:
       if path is not None:
-        raise FloatingPointError(
-          f"step {step}: {path} is not finite after the update; lower "
-          "config.optim.lr"
-        )
+        why = f"{path} is not finite after the update"
+        raise FloatingPointError(f"step {step}: {why}; lower config.optim.lr")
       continue
     norm, loss = float(update.grad_norm), float(update.loss.value)
     why = f"its norm is {norm:.3g}, a spike"

@@ -11,9 +11,11 @@ import importlib.metadata
 import logging
 import os
 import pathlib
+import re
 import signal
 import sys
 import threading
+from typing import Any
 
 from brorl_jax import main as process
 from brorl_jax.verdicts.sandbox.process import Output, outlast_terminal
@@ -72,129 +74,93 @@ from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config",
-  None,
-  "A file of configs/, or its name. --config.optim.lr=1e-4 overrides a field.",
-  lock_config=True,
-)
-_WORKDIR = flags.DEFINE_multi_string(
-  "workdir",
-  [],
-  "Folder of the run: metrics, checkpoints, report. --mode=report takes "
-  "several.",
-)
-_MODE = flags.DEFINE_enum(
-  "mode",
-  "train",
-  "train evaluate plan prepare simulate export report sample".split(),
-  "train: reinforcement learning. evaluate: evaluates "
-  "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
-  "prints how much memory a run needs; no --workdir. prepare: writes public "
-  "sets, --set, as files to train on, without prompts of the held-out files "
-  "of --config=suite:all if that is given. simulate: the paper's token "
-  "simulator for several N. export: writes the policy of a run, "
-  "--config.policy.checkpoint=RUN, as a Hugging Face directory. report: "
-  "compares runs and evaluations, one --workdir each; no --config. sample: a "
-  "policy answers --prompt, --prompts or standard input; --workdir is a run, "
-  "one of its checkpoints or a model directory, by default the embedded "
-  "policy; no --config.",
-)
-_VERSION = flags.DEFINE_bool("version", False, "Prints the version.")
-_ALLOW_CHANGE = flags.DEFINE_bool(
-  "allow_config_change", False, "Resume a run with a changed config."
-)
-_PROGRAMS = flags.DEFINE_string(
-  "compilation_cache",
-  None,
-  "Folder that keeps compiled programs between starts; off: none. The default "
-  "is JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in $XDG_CACHE_HOME "
-  "or ~/.cache. Programs in it are executed unchecked: other users must not be "
-  "able to write to it.",
-)
+_MODES = "train evaluate plan prepare simulate export report sample"
+# Each flag, and what --help says of it.
+_HELP = """
+config: A file of configs/, or its name. --config.optim.lr=1e-4 overrides a
+  field.
+workdir: Folder of the run: metrics, checkpoints, report. --mode=report takes
+  several.
+mode: train: reinforcement learning. evaluate: evaluates
+  --config.policy.checkpoint=, which may be a run, on held-out prompts. plan:
+  prints how much memory a run needs; no --workdir. prepare: writes public sets,
+  --set, as files to train on, without prompts of the held-out files of
+  --config=suite:all if that is given. simulate: the paper's token simulator for
+  several N. export: writes the policy of a run, --config.policy.checkpoint=RUN,
+  as a Hugging Face directory. report: compares runs and evaluations, one
+  --workdir each; no --config. sample: a policy answers --prompt, --prompts or
+  standard input; --workdir is a run, one of its checkpoints or a model
+  directory, by default the embedded policy; no --config.
+version: Prints the version.
+allow_config_change: Resume a run with a changed config.
+compilation_cache: Folder that keeps compiled programs between starts; off:
+  none. The default is JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in
+  $XDG_CACHE_HOME or ~/.cache. Programs in it are executed unchecked: other
+  users must not be able to write to it.
+begin_again: Start at step 1 in the folder of a run, whose files are moved to
+  set_aside/ in that folder. Every start with this flag does so.
+from_step: Go back to this saved step of the run; its later checkpoints are
+  moved to set_aside/ in its folder. Every start with this flag does so.
+profile_step: Writes a trace of this step to profile/ in the folder of the run,
+  for XProf, TensorBoard's profiler or Perfetto.
+distributed: One process of many, which the cluster knows: Slurm, JobSet, TPU
+  hosts.
+coordinator: One process of many: HOST:PORT of process 0; with --processes and
+  --process_id.
+processes: The number of processes.
+process_id: Which one this is, from 0.
+topology: With --mode=plan: plans for devices that need not be here, and
+  compiles every program for them: h100:1x8 (hosts x GPUs), h200:8x8, v5p:2x2x2,
+  v5e:4x4, v6e:4x4, cpu:64, or here. Extras aot-cuda and aot-tpu bring the
+  compilers.
+fast: With --topology: decodes with two and three layers instead of all, leaves
+  out evaluations and lets the compiler make less effort.
+mean_tokens: --mode=plan: mean length of a response in the step whose seconds it
+  prints; by default sampling.mean_tokens, or half of the longest.
+pass_rate: --mode=plan: share of the prompts that such a step keeps.
+set: --mode=prepare: sets of configs/public.py:
+  deepscaler,eurus2,scp116k,llama_nemotron_if; from the Hugging Face hub, or
+  NAME=FILE_OR_FOLDER.
+paper: --mode=report: the paper's tables, beside published numbers.
+prompt: --mode=sample: a prompt; may be given several times.
+prompts: --mode=sample: a file of prompts: .jsonl or .parquet as for training,
+  whose responses are scored, or a text file with one prompt per line.
+n: --mode=sample: responses per prompt.
+temperature: --mode=sample: temperature; 0 is greedy.
+max_new_tokens: --mode=sample: longest response in tokens; by default that of
+  the run, or 256 for a model that is not a run.
+"""
+_SAID = dict(re.findall(r"(?m)^(\w+): ((?:.|\n  )*)", _HELP))
 
-_BEGIN_AGAIN = flags.DEFINE_bool(
-  "begin_again",
-  False,
-  "Start at step 1 in the folder of a run, whose files are moved to set_aside/ "
-  "in that folder. Every start with this flag does so.",
-)
-_FROM_STEP = flags.DEFINE_integer(
-  "from_step",
-  None,
-  "Go back to this saved step of the run; its later checkpoints are moved to "
-  "set_aside/ in its folder. Every start with this flag does so.",
-)
-_PROFILE = flags.DEFINE_integer(
-  "profile_step",
-  None,
-  "Writes a trace of this step to profile/ in the folder of the run, for "
-  "XProf, TensorBoard's profiler or Perfetto.",
-)
-_DISTRIBUTED = flags.DEFINE_bool(
-  "distributed",
-  False,
-  "One process of many, which the cluster knows: Slurm, JobSet, TPU hosts.",
-)
-_COORDINATOR = flags.DEFINE_string(
-  "coordinator",
-  None,
-  "One process of many: HOST:PORT of process 0; with --processes and "
-  "--process_id.",
-)
-_COUNT = flags.DEFINE_integer("processes", None, "The number of processes.")
-_INDEX = flags.DEFINE_integer("process_id", None, "Which one this is, from 0.")
-_TOPOLOGY = flags.DEFINE_string(
-  "topology",
-  None,
-  "With --mode=plan: plans for devices that need not be here, and compiles "
-  "every program for them: h100:1x8 (hosts x GPUs), h200:8x8, v5p:2x2x2, "
-  "v5e:4x4, v6e:4x4, cpu:64, or here. Extras aot-cuda and aot-tpu bring the "
-  "compilers.",
-)
-_FAST = flags.DEFINE_bool(
-  "fast",
-  False,
-  "With --topology: decodes with two and three layers instead of all, leaves "
-  "out evaluations and lets the compiler make less effort.",
-)
-_MEAN_TOKENS = flags.DEFINE_float(
-  "mean_tokens",
-  None,
-  "--mode=plan: mean length of a response in the step whose seconds it prints; "
-  "by default sampling.mean_tokens, or half of the longest.",
-)
-_PASS_RATE = flags.DEFINE_float(
-  "pass_rate", 0.62, "--mode=plan: share of the prompts that such a step keeps."
-)
-_SET = flags.DEFINE_multi_string(
-  "set",
-  [],
-  "--mode=prepare: sets of configs/public.py: deepscaler,eurus2,scp116k,"
-  "llama_nemotron_if; from the Hugging Face hub, or NAME=FILE_OR_FOLDER.",
-)
-_PAPER = flags.DEFINE_bool(
-  "paper", False, "--mode=report: the paper's tables, beside published numbers."
-)
-_PROMPT = flags.DEFINE_multi_string(
-  "prompt", [], "--mode=sample: a prompt; may be given several times."
-)
-_PROMPTS = flags.DEFINE_string(
-  "prompts",
-  None,
-  "--mode=sample: a file of prompts: .jsonl or .parquet as for training, whose "
-  "responses are scored, or a text file with one prompt per line.",
-)
-_N = flags.DEFINE_integer("n", 1, "--mode=sample: responses per prompt.")
-_TEMPERATURE = flags.DEFINE_float(
-  "temperature", 1.0, "--mode=sample: temperature; 0 is greedy."
-)
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-  "max_new_tokens",
-  None,
-  "--mode=sample: longest response in tokens; by default that of the run, or "
-  "256 for a model that is not a run.",
-)
+
+def _flag(define: Any, name: str, default: Any = None, *args, **how) -> Any:
+  return define(name, default, *args, " ".join(_SAID[name].split()), **how)
+
+
+_CONFIG = _flag(config_flags.DEFINE_config_file, "config", lock_config=True)
+_WORKDIR = _flag(flags.DEFINE_multi_string, "workdir", [])
+_MODE = _flag(flags.DEFINE_enum, "mode", "train", _MODES.split())
+_VERSION = _flag(flags.DEFINE_bool, "version", False)
+_ALLOW_CHANGE = _flag(flags.DEFINE_bool, "allow_config_change", False)
+_PROGRAMS = _flag(flags.DEFINE_string, "compilation_cache")
+_BEGIN_AGAIN = _flag(flags.DEFINE_bool, "begin_again", False)
+_FROM_STEP = _flag(flags.DEFINE_integer, "from_step")
+_PROFILE = _flag(flags.DEFINE_integer, "profile_step")
+_DISTRIBUTED = _flag(flags.DEFINE_bool, "distributed", False)
+_COORDINATOR = _flag(flags.DEFINE_string, "coordinator")
+_COUNT = _flag(flags.DEFINE_integer, "processes")
+_INDEX = _flag(flags.DEFINE_integer, "process_id")
+_TOPOLOGY = _flag(flags.DEFINE_string, "topology")
+_FAST = _flag(flags.DEFINE_bool, "fast", False)
+_MEAN_TOKENS = _flag(flags.DEFINE_float, "mean_tokens")
+_PASS_RATE = _flag(flags.DEFINE_float, "pass_rate", 0.62)
+_SET = _flag(flags.DEFINE_multi_string, "set", [])
+_PAPER = _flag(flags.DEFINE_bool, "paper", False)
+_PROMPT = _flag(flags.DEFINE_multi_string, "prompt", [])
+_PROMPTS = _flag(flags.DEFINE_string, "prompts")
+_N = _flag(flags.DEFINE_integer, "n", 1)
+_TEMPERATURE = _flag(flags.DEFINE_float, "temperature", 1.0)
+_MAX_NEW_TOKENS = _flag(flags.DEFINE_integer, "max_new_tokens")
 # Flags of one mode; any other refuses them.
 _OF_MODE = {
   "train": (
@@ -265,10 +231,8 @@ def check_flags() -> None:
   if mode not in ("plan", "sample") and not all(given or [""]):
     raise UserError("--workdir is missing; see --help")
   if mode != "report" and len(given) > 1:
-    raise UserError(
-      f"--workdir is given {len(given)} times; --mode={mode} takes one; only "
-      "--mode=report takes several"
-    )
+    one = f"--mode={mode} takes one; only --mode=report takes several"
+    raise UserError(f"--workdir is given {len(given)} times; {one}")
 
 
 def prepare() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax import config, evaluate
 from brorl_jax.data import dataset
-from brorl_jax.errors import StorageError, UserError, as_user_error
+from brorl_jax.errors import AGAIN, StorageError, UserError, as_user_error
 from brorl_jax.main import recorder
 from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.checkpoint_source import Start
@@ -48,10 +48,8 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
       said |= evaluate.summary(_sampled(this, records, parts))
       write_whole(summary, json.dumps(said, indent=2) + "\n")
     except OSError as e:
-      raise StorageError(
-        f"{intact.one_line(e)}; fix this and run the same command again: what "
-        "was scored before is not sampled again"
-      ) from None
+      why = "what was scored before is not sampled again"
+      raise StorageError(f"{intact.one_line(e)}; {AGAIN}: {why}") from None
     except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
       raise UserError(
         f"{e}; to start again, choose another workdir or remove eval/"
@@ -158,9 +156,8 @@ def _whole(
       here = "no record"
       if key is not None:
         here = f"sample {key[1]} of {key[0]!r} at step {key[2]}"
-      raise metrics.Damaged(
-        f"{path}, line {number + 1}: this evaluation has {here} here"
-      )
+      has = f"this evaluation has {here} here"
+      raise metrics.Damaged(f"{path}, line {number + 1}: {has}")
   whole = len(records) == len(wanted)
   return records if whole else records[: len(records) // chunk * chunk]
 

@@ -136,7 +136,7 @@ def _for_memory(workdir: pathlib.Path, begun: Mapping[str, Any]) -> str | None:
 
 
 @dataclasses.dataclass(eq=False)
-class Recorder:
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
   Its methods are those of `train.StepRecorder`. Of many processes number 0
@@ -449,9 +449,6 @@ class Recorder:
     self._trace()
     for file in self._files:
       file.close()
-
-  def __enter__(self) -> "Recorder":
-    return self
 
   def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
     try:

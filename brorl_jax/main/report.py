@@ -50,11 +50,9 @@ def publish(
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(text := page.page(data))
   except OSError as e:
-    raise errors.of_system(
-      e,
-      f"{out} cannot be written: {intact.one_line(e)}; fix this and run the "
-      "same command again, or report a copy of the folder",
-    ) from None
+    why = f"{out} cannot be written: {intact.one_line(e)}; {errors.AGAIN}"
+    why += ", or report a copy of the folder"
+    raise errors.of_system(e, why) from None
   if tables:
     print(page.as_text(text))
   for arm in data.get("arms", ()):
@@ -77,13 +75,9 @@ def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
   yield from _sets("task", *({*one.prompts.values()} for one in both))
   # Another seed makes other puzzles of the same tasks, whose ids say nothing.
   same = first.puzzle_seed == other.puzzle_seed
+  stored = lambda one, at: same or at[1] not in one.generated
   asked = [
-    {
-      id: where
-      for id, where in one.prompts.items()
-      if same or where[1] not in one.generated
-    }
-    for one in both
+    {k: at for k, at in x.prompts.items() if stored(x, at)} for x in both
   ]
   yield from _sets("held-out prompt", *map(set, asked))
   for id, where in asked[0].items():
@@ -112,11 +106,9 @@ def _measured(run: LoadedRun) -> dict[str, Any]:
   out["the chat template"] = data.get("chat template") or "the checkpoint's"
   if len(run.generated) < len({task for _, task in domains}):
     out["the digest of held-out examples of files"] = data.get("held out")
-  judges = [
-    f"{function['name']} (digest {function['digest']})"
-    for field, function in sorted((run.about.get("functions") or {}).items())
-    if field.startswith("reward.verifier")
-  ]
+  functions = sorted((run.about.get("functions") or {}).items())
+  own = [x for field, x in functions if field.startswith("reward.verifier")]
+  judges = [f"{x['name']} (digest {x['digest']})" for x in own]
   out["what scored the responses"] = ", ".join(judges) or "the verifiers"
   return out
 

@@ -114,28 +114,22 @@ class TextPolicy:
     counts = {"n": (n, 1), "max_new_tokens": (limit, 1), "seed": (seed, 0)}
     for name, (value, least) in {**counts, "top_k": (top_k, 0)}.items():
       if type(value) is not int or not least <= value < 2**31:
-        raise ValueError(
-          f"{name} = {value!r} must be an integer of at least {least} and "
-          "below 2**31"
-        )
+        must = f"an integer of at least {least} and below 2**31"
+        raise ValueError(f"{name} = {value!r} must be {must}")
     sampling = SamplingParams(temperature, top_k, top_p, min_p)
     ids = [self._rendered(i, one, limit) for i, one in enumerate(prompts)]
     if not ids:
       return
     width = sampler.prompt_width(max(map(len, ids)))
     fits = self._fitted(len(ids), n, width, limit, sampling)
+    spec = fits.spec(sampling, self.tokenizer.stop_ids)
     done = 0
     while done < len(ids):
       count = min(fits.load.prompts, _power_of_two(len(ids) - done))
       part = ids[done : done + count]
       index = np.arange(first + done, first + done + count, dtype=np.int32)
-      out = sampler.rollouts(
-        fits.spec(sampling, self.tokenizer.stop_ids),
-        self.params,
-        Prompts(*left_pad(part, width), index),
-        jax.random.key(seed),
-      )
-      host = jax.device_get(out)
+      asked, key = Prompts(*left_pad(part, width), index), jax.random.key(seed)
+      host = jax.device_get(sampler.rollouts(spec, self.params, asked, key))
       for p in range(count):
         pairs = zip(host.tokens[p], host.mask[p], strict=True)
         tokens = [row[keep].tolist() for row, keep in pairs]
@@ -152,11 +146,8 @@ class TextPolicy:
     if isinstance(question, str):
       user = {"role": "user", "content": question}
       question = Example("", domain, "", [user], {})
-    return posed(
-      question,
-      system=self.system,
-      instruction=self.instructions.get(question.domain, ""),
-    )
+    after = self.instructions.get(question.domain, "")
+    return posed(question, system=self.system, instruction=after)
 
   def _rendered(self, number: int, prompt: Any, limit: int) -> list[int]:
     """Token ids of a prompt; raises ValueError if it is invalid or too long."""

@@ -4,6 +4,7 @@ What a single field of a config allows is in config/; what its sections must
 meet together is here, as (field, whether it holds, what it must be).
 """
 
+import contextlib
 import difflib
 import functools
 import importlib.util
@@ -32,18 +33,15 @@ _BETTER = {
 # Names of fields in other trainers.
 _ELSEWHERE = {
   "learning_rate": "optim.lr",
-  "num_generations": "sampling.n",
-  "rollout_n": "sampling.n",
+  **dict.fromkeys(("num_generations", "rollout_n"), "sampling.n"),
   "max_completion_length": "sampling.max_new_tokens",
   "max_prompt_length": "data.prompt_tokens",
   "beta": "reference.kl_weight",
   "epsilon": "loss.clip_low",
   "epsilon_high": "loss.clip_high",
   "loss_type": "loss.kind",
-  "model": "policy.checkpoint",
-  "model_name_or_path": "policy.checkpoint",
-  "dataset": "data.files",
-  "train_files": "data.files",
+  **dict.fromkeys(("model", "model_name_or_path"), "policy.checkpoint"),
+  **dict.fromkeys(("dataset", "train_files"), "data.files"),
 }
 # How alike a name must be that is proposed; less misleads.
 _ALIKE = 0.8
@@ -114,9 +112,8 @@ def _config_path(given: str) -> str:
 def _known_fields(file: str) -> list[str]:
   """The fields of a config file; raises UserError if it does not run."""
   if not file:
-    raise UserError(
-      "--config is empty; give a file, or the name of a packaged config: n512"
-    )
+    must = "give a file, or the name of a packaged config: n512"
+    raise UserError(f"--config is empty; {must}")
   path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
@@ -172,47 +169,44 @@ def _hint(given: str, known: list[str], prefix: str = "") -> str:
   return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
-def typed(c: ConfigDict) -> config.Config:
-  """A parsed config as typed sections; raises UserError for a wrong value."""
+@contextlib.contextmanager
+def _as_user_error() -> Iterator[None]:
+  """A wrong or missing field ends the command."""
   try:
-    return config.of(c.to_dict())
+    yield
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
-  except KeyError as e:
-    raise _missing(e) from None
+  except (AttributeError, KeyError) as e:
+    field = str(e.args[0]).splitlines()[0].strip("\"'")
+    must = "use a config of this --mode"
+    raise UserError(f"config.{field} is missing; {must}") from None
 
 
+@_as_user_error()
+def typed(c: ConfigDict) -> config.Config:
+  """A parsed config as typed sections; raises UserError for a wrong value."""
+  return config.of(c.to_dict())
+
+
+@_as_user_error()
 def training(c: ConfigDict) -> config.Config:
   """A parsed config of a run; raises UserError if a phase of it cannot work."""
   out = typed(c)
   if out.run.wandb and importlib.util.find_spec("wandb") is None:
-    raise UserError(
-      f"config.run.wandb = {out.run.wandb!r} needs the package wandb; pip "
-      "install 'brorl_jax[wandb]'"
-    )
-  try:
-    phases = out.phases
-  except config.Wrong as e:
-    raise UserError(f"config.{e}") from None
-  for phase in phases:
+    needs = f"config.run.wandb = {out.run.wandb!r} needs the package wandb"
+    raise UserError(f"{needs}; pip install 'brorl_jax[wandb]'")
+  for phase in out.phases:
     check(phase.config, training_rules, phase.where)
   return out
 
 
+@_as_user_error()
 def check(c: Any, rules: Callable[[Any], Iterator[Rule]], where="") -> None:
   """Raises UserError for the first rule that a config breaks."""
-  try:
-    for field, holds, must in rules(c):
-      if not holds:
-        value = functools.reduce(getattr, field.split("."), c)
-        raise UserError(f"{where}config.{field} = {value!r} must be {must}")
-  except (AttributeError, KeyError) as e:
-    raise _missing(e) from None
-
-
-def _missing(error: Exception) -> UserError:
-  field = str(error.args[0]).splitlines()[0].strip("\"'")
-  return UserError(f"config.{field} is missing; use a config of this --mode")
+  for field, holds, must in rules(c):
+    if not holds:
+      value = functools.reduce(getattr, field.split("."), c)
+      raise UserError(f"{where}config.{field} = {value!r} must be {must}")
 
 
 def training_rules(c: config.Config) -> Iterator[Rule]:
@@ -244,14 +238,11 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
     must = "'nothing' or 'moments' with policy.lora_rank: no reference is kept"
     yield "devices.offload", c.devices.offload != "reference", must
   # Of advantages that follow from the numbers of right and wrong rollouts.
-  shaped = c.reward.length and low < 0.0
-  yield (
-    "advantage.kind",
-    not (c.advantage.k or c.advantage.kind == "maxrl")
-    or not (shaped or c.reward.repeat_penalty[0]),
-    "another kind if the reward depends on the length: it takes the mean "
-    "reward for the share of right rollouts",
-  )
+  counts = c.advantage.k or c.advantage.kind == "maxrl"
+  shaped = (c.reward.length and low < 0.0) or c.reward.repeat_penalty[0]
+  must = "another kind if the reward depends on the length: it takes the mean "
+  must += "reward for the share of right rollouts"
+  yield "advantage.kind", not (counts and shaped), must
   name = "rounds[0]" if c.sampling.rounds else "n"
   most = c.sampling.chunk // 4
   must = f"'pass_at_k:K' with K of at most {name} / 4 = {most}: other groups "

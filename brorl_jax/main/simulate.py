@@ -93,10 +93,8 @@ def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
   many = jax.device_get(jax.vmap(simulate_key)(keys))
   if not all(np.isfinite(x).all() for x in many):
     lr = "lr" if name == "adamw" else "sgd_lr"
-    raise UserError(
-      f"config.{lr} = {c[lr]}: {name} with N = {n} becomes infinite or NaN; "
-      "lower it"
-    )
+    why = f"{name} with N = {n} becomes infinite or NaN"
+    raise UserError(f"config.{lr} = {c[lr]}: {why}; lower it")
   curve = lambda x: np.round(x.mean(axis=0, dtype=np.float64), 12).tolist()
   return {
     "optimizer": name,

@@ -274,13 +274,13 @@ def _ended(
   *,
   started: bool,
 ) -> UserError:
-  again = "fix this and run the same command again"
   if isinstance(error, OSError):
     step = "none" if good is None else good
     left = f"the last good step is {step}" if started else "nothing was started"
-    return errors.StorageError(f"{intact.one_line(error)}; {left}; {again}")
+    why = f"{intact.one_line(error)}; {left}"
+    return errors.StorageError(f"{why}; {errors.AGAIN}")
   if isinstance(error, checkpoints.Unsaved):
-    return errors.StorageError(f"{error}; {again}")
+    return errors.StorageError(f"{error}; {errors.AGAIN}")
   if isinstance(error, checkpoints.Unreachable):
     return errors.StorageError(str(error))
   if isinstance(error, _STOPS):
@@ -289,11 +289,9 @@ def _ended(
     return UserError(str(error))
   if not changed:
     return folder.lost(str(error))
-  return UserError(
-    f"{error}; this start changes {folder.few([*changed])}; no file was "
-    "changed: keep the old values, choose another workdir, or pass "
-    "--begin_again"
-  )
+  what = f"this start changes {folder.few([*changed])}"
+  must = "keep the old values, choose another workdir, or pass --begin_again"
+  return UserError(f"{error}; {what}; no file was changed: {must}")
 
 
 def finish(workdir: pathlib.Path) -> None:
@@ -301,10 +299,8 @@ def finish(workdir: pathlib.Path) -> None:
   try:
     report.publish([load_runs.read(workdir, workdir.name)], workdir)
   except OSError as e:
-    raise errors.StorageError(
-      f"{intact.one_line(e)}; the last step is saved; fix this and run the "
-      "same command again for the page"
-    ) from None
+    why = f"{intact.one_line(e)}; the last step is saved; {errors.AGAIN}"
+    raise errors.StorageError(f"{why} for the page") from None
 
 
 # ----------------------------------------------------- a run of many processes

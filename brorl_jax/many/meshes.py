@@ -70,12 +70,10 @@ class Axes:
     """
     each, left = divmod(self.rows, processes)
     if left or not each:
-      raise ValueError(
-        f"mesh ({self}): tensor x expert = {self.within} devices compute a "
-        f"prompt together, but each of {processes} processes has "
-        f"{self.devices // processes}; choose mesh_tensor x mesh_expert that "
-        "divides this number"
-      )
+      need = f"tensor x expert = {self.within} devices compute a prompt"
+      has = f"each of {processes} processes has {self.devices // processes}"
+      must = "choose mesh_tensor x mesh_expert that divides this number"
+      raise ValueError(f"mesh ({self}): {need} together, but {has}; {must}")
     fsdp = min(each, self.fsdp)
     if each % fsdp or self.fsdp % fsdp:
       raise ValueError(
@@ -133,18 +131,14 @@ def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
   wanted = f"mesh ({axes})"
   axes = axes.filled(count)
   if axes.devices != count:
-    raise ValueError(
-      f"{wanted} does not fill the {count} devices that exist; leave mesh_fsdp "
-      "at -1"
-    )
+    why = f"does not fill the {count} devices that exist"
+    raise ValueError(f"{wanted} {why}; leave mesh_fsdp at -1")
   share = axes.share(len(groups))
   on_tpu = first.platform == "tpu"
   slices = len({_slice(group[0]) for group in groups}) if on_tpu else 1
   if axes.data % slices:
-    raise ValueError(
-      f"{wanted}: axis data must go over the {slices} slices; choose "
-      f"mesh_data = {slices}"
-    )
+    must = f"must go over the {slices} slices; choose mesh_data = {slices}"
+    raise ValueError(f"{wanted}: axis data {must}")
 
   def placed(group: Sequence[Any]) -> np.ndarray:
     if on_tpu:  # neighbours of the mesh are neighbours of the machine

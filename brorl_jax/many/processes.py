@@ -82,10 +82,8 @@ def start(
       f"--coordinator={coordinator} is not HOST:PORT, such as 10.0.0.1:1234"
     )
   if count is not None and index is not None and not 0 <= index < count:
-    raise UserError(
-      f"--process_id={index} is not one of 0 to {count - 1}, of "
-      f"--processes={count}"
-    )
+    known = f"0 to {count - 1}, of --processes={count}"
+    raise UserError(f"--process_id={index} is not one of {known}")
   # SIGTERM is for the training loop, which ends after a step in all processes.
   jax.config.update("jax_enable_preemption_service", False)
   try:
@@ -365,10 +363,8 @@ def require_same(what: Mapping[str, Any]) -> None:
     for name in sorted(every[0].keys() | other.keys()):
       mine, its = every[0].get(name), other.get(name)
       if mine != its:
-        raise UserError(
-          f"process {index} has {name} = {its!r}, but process 0 has {mine!r}; "
-          "start all with the same"
-        )
+        both = f"{name} = {its!r}, but process 0 has {mine!r}"
+        raise UserError(f"process {index} has {both}; start all with the same")
 
 
 def _all(array: np.ndarray) -> np.ndarray:

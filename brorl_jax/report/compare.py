@@ -24,14 +24,15 @@ EQUAL = {
 EARLIEST = 0.9
 # The test of the paper: unclustered, over more than 10,000 instances.
 PAPER = {"difference": 0.0033, "t": 4.84, "p_one_sided": 6.5e-7}
-# Curves of training: name -> metric.
+# Curves of training: name -> metric, and the title, unit and factor of a plot.
 CURVES = {
-  "reward": "reward/mean",
-  "entropy": "policy/entropy",
-  "length": "rollout/length_mean",
-  "kl": "policy/kl_ref",
-  "kept": "sampling/pass_rate",
-  "alive": "sampling/missed",  # 1 minus it
+  "reward": ("reward/mean", "Reward of training prompts", "mean", 1),
+  "kept": ("sampling/pass_rate", "Kept prompts", "%", 100),
+  # 1 minus this metric.
+  "alive": ("sampling/missed", "Prompts with a right answer", "%", 100),
+  "entropy": ("policy/entropy", "Entropy", "nats per token", 1),
+  "length": ("rollout/length_mean", "Length of responses", "tokens", 1),
+  "kl": ("policy/kl_ref", "KL to the reference", "nats per token", 1),
 }
 _HOUR = 3600.0  # seconds
 _LONGEST = 300  # characters of an event
@@ -56,16 +57,14 @@ def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
   summaries = [summary(run) for run in runs]
   first = summaries[0]["evaluations"][0]["summary"]
   points = _comparisons(summaries)
+  given = runs[0].config.get
   return {
     "runs": summaries,
     "domains": [*first["by_domain"]],
     "tasks": {name: [*d["by_task"]] for name, d in first["by_domain"].items()},
     "prompts": len(runs[0].prompts),
     "samples_per_prompt": first["all"]["samples"],
-    "sampling": {
-      name: runs[0].config.get(f"eval.{name}")
-      for name in ("temperature", "top_p")
-    },
+    "sampling": {x: given(f"eval.{x}") for x in ("temperature", "top_p")},
     "comparisons": points,
     "arms": _arms(runs, summaries, points),
     "rows": [*_rows(runs, points)],
@@ -194,7 +193,7 @@ def _curves(
   """Metrics by step, with the cumulative CPU time; without empty ones."""
   out = {
     name: [_finite(line.get(metric)) for line in lines]
-    for name, metric in CURVES.items()
+    for name, (metric, *_) in CURVES.items()
   }
   out["alive"] = [None if x is None else 1 - x for x in out["alive"]]
   return {
@@ -388,9 +387,6 @@ def paired(
 def _differences(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
   trained = [run.config for run in runs if run.evaluated is None]
   fields = sorted({field for config in trained for field in config})
-  every = ((f, [config.get(f) for config in trained]) for f in fields)
-  return [
-    {"field": field, "values": values}
-    for field, values in every
-    if any(value != values[0] for value in values)
-  ]
+  every = ({"field": f, "values": [c.get(f) for c in trained]} for f in fields)
+  differ = lambda values: any(value != values[0] for value in values)
+  return [x for x in every if differ(x["values"])]

@@ -95,16 +95,14 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     check = _line(("step",))
     steps = [x["step"] for x in _each(curve, check)] if curve.exists() else []
     if not steps:
-      raise UserError(
-        f"workdir {path} has no finished evaluation; leave it out"
-      )
+      none = f"workdir {path} has no finished evaluation"
+      raise UserError(f"{none}; leave it out")
     metrics = [*_each(path / "metrics.jsonl", _line(_METRICS))]
     there = [x["step"] for x in metrics]
-    if there != [*range(1, max(len(there), *steps) + 1)]:
-      raise UserError(
-        f"{path / 'metrics.jsonl'}: steps of 1 to {max(len(there), *steps)} "
-        f"are missing; {_REMEDY}"
-      )
+    last = max(len(there), *steps)
+    if there != [*range(1, last + 1)]:
+      gap = f"steps of 1 to {last} are missing"
+      raise UserError(f"{path / 'metrics.jsonl'}: {gap}; {_REMEDY}")
   else:
     if not (path / "eval" / "summary.json").exists():
       raise UserError(
@@ -115,14 +113,12 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
     step = "" if policy.get("step") is None else f", step {policy['step']}"
     evaluated = f"{pathlib.Path(source).name}{step}"
   evaluations, prompts = _evaluations(records, steps)
-  samples, events, visits = (
-    _each(file, check) if (file := path / source).exists() else ()
-    for source, check in (
-      ("samples.jsonl", _line(("step", "tokens", "reward"), _TEXTS)),
-      ("events.jsonl", _line(("step",), ("event", "time"))),
-      ("visits.jsonl", _line(("step", "drawn", "right"), ("id",))),
-    )
-  )
+  some = lambda at, check: _each(at, check) if at.exists() else ()
+  check = _line(("step", "tokens", "reward"), _TEXTS)
+  samples = some(path / "samples.jsonl", check)
+  events = some(path / "events.jsonl", _line(("step",), ("event", "time")))
+  check = _line(("step", "drawn", "right"), ("id",))
+  visits = some(path / "visits.jsonl", check)
   versions = about.get("versions", {}).items()
   ends = dict[str, tuple[Json, Json]]()  # a long run has half a million visits
   for one in visits:
@@ -180,10 +176,8 @@ def _evaluations(
     counts = {x["all"]["samples"] for x in (summary, *(e.summary for e in out))}
     if out and (now != prompts or len(counts) > 1):
       what = "held-out prompts" if now != prompts else "samples per prompt"
-      raise UserError(
-        f"{path}: {what} differ between steps {step} and {out[0].step}; the "
-        "run cannot be compared"
-      )
+      both = f"{step} and {out[0].step}; the run cannot be compared"
+      raise UserError(f"{path}: {what} differ between steps {both}")
     prompts = now
     rates = dict(zip(prompts, evaluate.rates(records), strict=True))
     scores = dict(zip(prompts, evaluate.scores(records), strict=True))

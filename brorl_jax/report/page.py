@@ -15,6 +15,7 @@ import jinja2
 
 from brorl_jax import evaluate
 from brorl_jax.errors import printable
+from brorl_jax.report import compare
 from brorl_jax.report.load_runs import Json, Value
 
 _WIDTH, _HEIGHT = 360, 210  # of a plot, in its own units
@@ -23,15 +24,6 @@ _MOST_POINTS = 300  # of a line; of more, every k-th is drawn
 _MOST_MARKS = 40  # events of a run on its curves
 _FEW = 30  # points, which get dots
 _MOST_LINES = 40  # rows of a table on a terminal
-# Curves of training: name in the JSON -> title, unit, factor.
-_CURVES = {
-  "reward": ("Reward of training prompts", "mean", 1),
-  "kept": ("Kept prompts", "%", 100),
-  "alive": ("Prompts with a right answer", "%", 100),
-  "entropy": ("Entropy", "nats per token", 1),
-  "length": ("Length of responses", "tokens", 1),
-  "kl": ("KL to the reference", "nats per token", 1),
-}
 Axis = tuple[str, str, float]  # name, key in the JSON, factor
 
 
@@ -187,10 +179,8 @@ def figures(data: Json) -> list[dict[str, Any]]:
 
 def _scores(data: Json, axis: Axis, domain: str = "") -> Plot:
   label, key, factor = axis
-  spent = [
-    [factor * (e[key] or 0.0) for e in run["evaluations"]]
-    for run in data["runs"]
-  ]
+  cost = lambda run: [factor * (e[key] or 0.0) for e in run["evaluations"]]
+  spent = [*map(cost, data["runs"])]
   lines = []
   for run, style, x in zip(data["runs"], styles(data), spent, strict=True):
     every = [e["summary"] for e in run["evaluations"]]
@@ -213,7 +203,7 @@ def _scores(data: Json, axis: Axis, domain: str = "") -> Plot:
 def _training(data: Json, axis: Axis) -> Iterator[Plot]:
   """The curves of training, without those that no run has."""
   label, key, factor = axis
-  for name, (title, unit, scale) in _CURVES.items():
+  for name, (_, title, unit, scale) in compare.CURVES.items():
     lines = []
     for run, style in zip(data["runs"], styles(data), strict=True):
       at = [factor * x for x in run["curves"][key]]

@@ -98,10 +98,9 @@ def _row(arm: Arm, families: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     for domain, x in run.evaluations[-1].summary["by_domain"].items():
       for task, one in x["by_task"].items():
         if (name := f"{domain}/{task}") in out["tasks"]:
-          raise UserError(
-            f"{run.folder} measured {arm.name} on {name}, as another folder "
-            "did; leave one of them out"
-          )
+          what = f"{run.folder} measured {arm.name} on {name}"
+          must = "leave one of them out"
+          raise UserError(f"{what}, as another folder did; {must}")
         scores = 100 * one["mean_score"], 100 * one["pass_at_k"]["1"]
         out["tasks"][name] = {"score": scores[0], "strict": scores[1]}
         out["tasks"][name] |= {"tokens": one["tokens_mean"]}

@@ -93,13 +93,8 @@ def mass_balance(
   require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
   require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
-  step = lr / n
-  return MassBalance(
-    sampled_correct=step * (reward_correct - m.s_r) * m.q_neg * m.a2,
-    sampled_wrong=step * (m.s_r - reward_wrong) * m.q_pos * m.b2,
-    unsampled=step * m.s_r * (m.q_pos * m.u_neg2 - m.q_neg * m.u_pos2),
-    moments=m,
-  )
+  right, wrong = (reward_correct - m.s_r) * m.a2, (m.s_r - reward_wrong) * m.b2
+  return _balance(lr / n, right, wrong, m)
 
 
 def mass_balance_counts(
@@ -140,15 +135,9 @@ def mass_balance_counts(
   w = counts * jnp.where(correct, reward_correct, reward_wrong)
   w = w.astype(probs.dtype)
   s = jnp.sum(w * probs)
-  p2, step = probs**2, lr / n
-  right = jnp.sum(p2 * (w - s), where=correct & sampled)
-  wrong = jnp.sum(p2 * (s - w), where=~correct & sampled)
-  return MassBalance(
-    sampled_correct=step * m.q_neg * right,
-    sampled_wrong=step * m.q_pos * wrong,
-    unsampled=step * s * (m.q_pos * m.u_neg2 - m.q_neg * m.u_pos2),
-    moments=m._replace(s_r=s),
-  )
+  right = jnp.sum(probs**2 * (w - s), where=correct & sampled)
+  wrong = jnp.sum(probs**2 * (s - w), where=~correct & sampled)
+  return _balance(lr / n, right, wrong, m._replace(s_r=s))
 
 
 def expected_unsampled_second_moment(
@@ -165,6 +154,14 @@ def expected_unsampled_second_moment(
   require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
   # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
   return p**2 * jnp.exp(n * jnp.log1p(-p))
+
+
+def _balance(step, right, wrong, m: Moments) -> MassBalance:
+  """The terms, from the sums over sampled correct and sampled wrong tokens."""
+  rest = m.s_r * (m.q_pos * m.u_neg2 - m.q_neg * m.u_pos2)
+  return MassBalance(
+    step * m.q_neg * right, step * m.q_pos * wrong, step * rest, m
+  )
 
 
 def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:

@@ -25,9 +25,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from brorl_jax.errors import AGAIN
 from brorl_jax.many import processes
 from brorl_jax.runs import folder, intact, lines
 
+_UNCHANGED = f"no file was changed: {AGAIN}"
 _LEAVE_S = 20  # for the last save, where a process of many has failed
 # Of a save: a slow disk ends no run, and orbax's wall clock may jump.
 _NEVER_S = 10**7
@@ -117,13 +119,11 @@ class Store:
     # Digests are of what the loop holds, not the disk: bad writes show too.
     record |= {"run": self._run, "leaves": intact.describe(state)}
     extra = intact.sealed(record | {"digest": intact.digest(state)})
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
+    )
     with self._one_line_errors(step):
-      saved = self._open().save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
-        ),
-      )
+      saved = self._open().save(step, args=args)
       if not saved:  # orbax silently skips steps below the newest
         raise ValueError(f"{self._directory} already has a newer step")
     record = {key: x for key, x in extra.items() if key != "seal"}
@@ -292,10 +292,9 @@ class Store:
       yield
     except Exception as e:  # from orbax, tensorstore, jax or the system
       left = "none" if self.good is None else self.good
-      raise Unsaved(
-        f"checkpoint {step} in {self._directory} could not be saved: "
-        f"{intact.one_line(e)}; the last good step is {left}"
-      ) from e
+      which = f"checkpoint {step} in {self._directory}"
+      why = f"{intact.one_line(e)}; the last good step is {left}"
+      raise Unsaved(f"{which} could not be saved: {why}") from e
 
   def _read(self, step: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """A step, verified; Damage or Unusable tells in one line why not."""
@@ -306,10 +305,9 @@ class Store:
     except Exception as e:  # orbax raises many kinds of errors for damage
       if (why := intact.unreachable(e)) is None:
         raise intact.Damage(intact.one_line(e)) from e
-      raise Unreachable(
-        f"checkpoint {step} in {self._directory} cannot be read now ({why}); "
-        "no file was changed: fix this and run the same command again"
-      ) from e
+      which = f"checkpoint {step} in {self._directory}"
+      why = f"cannot be read now ({why}); {_UNCHANGED}"
+      raise Unreachable(f"{which} {why}") from e
 
   def _set_aside(self, passed: list[tuple[int, str]]) -> None:
     """Moves steps, the newest first, and says why they are not used.
@@ -462,20 +460,15 @@ def steps(directory: pathlib.Path) -> list[int]:
   except FileNotFoundError:
     return []
   except OSError as e:
-    raise Unreachable(
-      f"{intact.one_line(e)}; no file was changed: fix this and run the same "
-      "command again"
-    ) from e
+    raise Unreachable(f"{intact.one_line(e)}; {_UNCHANGED}") from e
 
 
 def _find(directory: pathlib.Path, step: int | None) -> int:
   """The step, the newest if it is None; raises NoWayBack if it is not there."""
   if not (saved := steps(directory)) or step not in (None, *saved):
     what = "checkpoint" if step is None else f"checkpoint {step}"
-    raise NoWayBack(
-      f"there is no {what} in {directory}; there are: "
-      + (", ".join(map(str, saved)) or "none")
-    )
+    there = ", ".join(map(str, saved)) or "none"
+    raise NoWayBack(f"there is no {what} in {directory}; there are: {there}")
   return saved[-1] if step is None else step
 
 
@@ -525,10 +518,9 @@ def _record(where: pathlib.Path, run: str | None) -> dict[str, Any]:
   extra = intact.opened((where / "extra" / "metadata").read_bytes())
   saved_by = extra.get("run")
   if run is not None and saved_by != run:
-    raise intact.Damage(
-      f"another run saved it: its run is {saved_by}, but config.json has run = "
-      f"{run}; move it back to the folder of that run"
-    )
+    both = f"its run is {saved_by}, but config.json has run = {run}"
+    must = "move it back to the folder of that run"
+    raise intact.Damage(f"another run saved it: {both}; {must}")
   return extra
 
 

@@ -36,6 +36,7 @@ _HELP = (
   f"or pass --begin_again, which moves all files to {ASIDE}/ in this one and "
   "starts at step 1"
 )
+_NEW = "choose an empty or new folder"
 _FEW = 4  # names in a line
 _PYTHON = platform.python_version()
 # Settings of XLA and jax that may change how a number is computed.
@@ -62,28 +63,22 @@ def hold(workdir: pathlib.Path) -> Iterator[None]:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
       except OSError:
         holder = (workdir / _LOCK).read_text().strip()
-        raise UserError(
-          f"workdir {workdir} is in use by process {holder}; wait for it, or "
-          "choose another workdir"
-        ) from None
+        used = f"workdir {workdir} is in use by process {holder}"
+        must = "wait for it, or choose another workdir"
+        raise UserError(f"{used}; {must}") from None
       file.truncate(0)
       file.write(f"{os.getpid()}\n")
       file.flush()
     except OSError as e:
-      raise errors.of_system(
-        e,
-        f"workdir {workdir} cannot be written: {e}; nothing was started: fix "
-        "this and run the same command again",
-      ) from None
+      why = f"workdir {workdir} cannot be written: {e}; nothing was started"
+      raise errors.of_system(e, f"{why}: {errors.AGAIN}") from None
     yield
 
 
 def check_empty(workdir: pathlib.Path) -> None:
   """Raises UserError if a folder is not empty or cannot be written."""
   if _exists(workdir) and any(workdir.iterdir()):
-    raise UserError(
-      f"workdir {workdir} is not empty; choose an empty or new folder"
-    )
+    raise UserError(f"workdir {workdir} is not empty; {_NEW}")
 
 
 def _exists(workdir: pathlib.Path) -> bool:
@@ -92,10 +87,9 @@ def _exists(workdir: pathlib.Path) -> bool:
   places = workdir, *workdir.absolute().parents
   parent = next(filter(os.path.exists, places))
   if not (parent.is_dir() and os.access(parent, os.R_OK | os.W_OK | os.X_OK)):
-    raise UserError(
-      f"workdir {workdir}: {parent} is not a folder that can be read and "
-      "written; change its permissions or choose another"
-    )
+    why = f"{parent} is not a folder that can be read and written"
+    must = "change its permissions or choose another"
+    raise UserError(f"workdir {workdir}: {why}; {must}")
   return parent == workdir
 
 
@@ -126,24 +120,17 @@ def check(
   best = now.get("reference.reset_to") == "best"
   if best or now.get("reference.reset_stalled"):
     free = free - _ENDS
-  changed = {
-    k: now.get(k)
-    for k in sorted(before.keys() | now.keys())
-    if before.get(k) != now.get(k) and k not in free
-  }
+  fields = sorted((before.keys() | now.keys()) - free)
+  changed = {k: now.get(k) for k in fields if before.get(k) != now.get(k)}
   # Its checkpoints hold this adapter, and are read with its scale.
   fixed = {k: v for k, v in changed.items() if k.startswith("policy.lora_")}
   if named := fixed or (not allow_change and changed):
-    fields = few(
-      [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in named.items()]
-    )
+    each = [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in named.items()]
     # All records of an evaluation must come from one config.
     same = fixed or mode == "evaluate"
     helps = "use these values" if same else "pass --allow_config_change"
-    raise UserError(
-      f"workdir {workdir} belongs to a run with {fields}; choose another "
-      f"workdir, or {helps}"
-    )
+    its = f"workdir {workdir} belongs to a run with {few(each)}"
+    raise UserError(f"{its}; choose another workdir, or {helps}")
   return changed
 
 
@@ -154,10 +141,8 @@ def files(workdir: pathlib.Path) -> set[str]:
   # A run that is killed at once leaves only an incomplete config.json.
   names = {p.name for p in workdir.iterdir()} - {_PART, _LOCK, ASIDE}
   if names and not names & {"config.json", "checkpoints", "metrics.jsonl"}:
-    raise UserError(
-      f"workdir {workdir} holds files that do not belong to a run; choose an "
-      "empty or new folder"
-    )
+    others = f"workdir {workdir} holds files that do not belong to a run"
+    raise UserError(f"{others}; {_NEW}")
   return names
 
 

@@ -31,11 +31,10 @@ def from_json(saved: Mapping[str, Any]) -> RunState:
   """
   known = {field.name for field in dataclasses.fields(RunState)}
   if odd := sorted(saved.keys() ^ known):
-    raise lines.Damaged(
-      f"the checkpoint was saved by another version of brorl_jax: only one of "
-      f"the two has {', '.join(odd)}; use that version (git_commit in "
-      "config.json)"
-    )
+    which = "the checkpoint was saved by another version of brorl_jax"
+    only = f"only one of the two has {', '.join(odd)}"
+    must = "use that version (git_commit in config.json)"
+    raise lines.Damaged(f"{which}: {only}; {must}")
   norms = tuple(saved["grad_norms"])
   usual = {k: (n, x) for k, (n, x) in saved["usual"].items()}
   return RunState(**{**saved, "grad_norms": norms, "usual": usual})
@@ -150,10 +149,8 @@ def watched(
     reward = progress.reward
   elif progress.reward is not None:
     reward = _MEMORY * progress.reward + (1.0 - _MEMORY) * reward
-  return (
-    dataclasses.replace(progress, usual=usual, beyond=beyond, reward=reward),
-    alarms,
-  )
+  new = {"usual": usual, "beyond": beyond, "reward": reward}
+  return dataclasses.replace(progress, **new), alarms
 
 
 def _beyond(

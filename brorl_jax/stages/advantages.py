@@ -49,11 +49,8 @@ def shaped(
   if c.length == "cosine" and active:
     added = jnp.where(right, falls(eta_min=low, eta_max=high), 0.0)
   elif c.length == "replace" and active:
-    paid = jnp.where(
-      right,
-      falls(eta_min=0.5, eta_max=high),
-      falls(eta_min=0.0, eta_max=low),
-    )
+    wrong = falls(eta_min=0.0, eta_max=low)
+    paid = jnp.where(right, falls(eta_min=0.5, eta_max=high), wrong)
     added = (paid - reward) * factor
   elif c.length == "overlong":
     over = length_penalty.overlong(length, limit=limit, buffer=c.length_buffer)

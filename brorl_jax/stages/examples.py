@@ -197,14 +197,11 @@ class Examples:
     limit = self._c.prompt_tokens
     kept = [e for e in data.examples if len(self._ids(e)) <= limit]
     for name in {e.domain for e in data.examples} - {e.domain for e in kept}:
-      raise TooLong(
-        f"config.data.prompt_tokens = {limit}: every {name} prompt has more "
-        "tokens; raise it"
-      )
+      why = f"every {name} prompt has more tokens; raise it"
+      raise TooLong(f"config.data.prompt_tokens = {limit}: {why}")
     if dropped := len(data.examples) - len(kept):
-      self.log_lines.append(
-        f"left out {dropped} prompts of more than {limit} tokens"
-      )
+      long = f"{dropped} prompts of more than {limit} tokens"
+      self.log_lines.append(f"left out {long}")
     return kept
 
   def _ids(self, example: Example) -> list[int]:
@@ -235,11 +232,9 @@ class Examples:
       remedy = "set config.data.skip_bad"
       if self.families:  # which are empty while files are read
         remedy = "narrow the family's settings"
-      raise TooLong(
-        f"{example.id} has {len(ids)} prompt tokens, but "
-        f"config.data.prompt_tokens = {self._c.prompt_tokens}; raise it, or "
-        f"{remedy}"
-      )
+      has = f"{example.id} has {len(ids)} prompt tokens"
+      most = f"config.data.prompt_tokens = {self._c.prompt_tokens}"
+      raise TooLong(f"{has}, but {most}; raise it, or {remedy}")
     return ids
 
   def refuse_changes(self, before: Mapping[str, str] | None) -> None:
@@ -258,11 +253,9 @@ class Examples:
     count = self._evaluated
     out = [e for task in by_task.values() for e in task[: count or None]]
     try:
+      each, fewer = count or _PUZZLES, not count
       made = DRAW.heldout(
-        self.families,
-        per_family=count or _PUZZLES,
-        seed=self._seed,
-        fewer=not count,
+        self.families, per_family=each, seed=self._seed, fewer=fewer
       )
     except ValueError as e:
       raise ValueError(f"config.eval.prompts = {count}: {e}") from None
@@ -304,15 +297,12 @@ class Examples:
     step, position = divmod(element, base.POSITIONS)
     weights = [family.weight for family in self.families]
     which = base.pick_family(self._seed, step, position, weights)
+    family = self.families[which]
     # A rare prompt that is too long must not end a run after a week: it is
     # replaced by the first of its substitutes that fits.
     for substitute in range(_SUBSTITUTES):
-      puzzle = DRAW.puzzle(
-        self.families[which],
-        "train",
-        element + (substitute << _SUBSTITUTE_BITS),
-        seed=self._seed,
-      )
+      index = element + (substitute << _SUBSTITUTE_BITS)
+      puzzle = DRAW.puzzle(family, "train", index, seed=self._seed)
       try:
         self._render(puzzle)
       except TooLong as e:

@@ -43,30 +43,19 @@ def update_policy(
   c, goal, mesh = phase.config, phase.objective, this.mesh
   response_logp, step = phase.trainer.response_logp, int(state.step) + 1
   probe, watch = _probed(phase, kept)
-  plans = update.minibatches(
-    kept,
-    credit.advantage,
-    credit.counts,
-    phase.layout,
-    count=c.optim.minibatches,
-    seed=(c.run.seed, step),
-    scale=functools.partial(
-      packing.loss_scale,
-      unit=goal.loss.unit,
-      mean=c.loss.mean,
-      constant=c.sampling.max_new_tokens,
-    ),
+  unit, most = goal.loss.unit, c.sampling.max_new_tokens
+  scale = functools.partial(
+    packing.loss_scale, unit=unit, mean=c.loss.mean, constant=most
   )
+  groups = kept, credit.advantage, credit.counts, phase.layout
+  count, seed = c.optim.minibatches, (c.run.seed, step)
+  plans = update.minibatches(*groups, count=count, seed=seed, scale=scale)
   shares = update.packing_metrics(plans, int(credit.counts.sum()))
-  parts = update.scored(
-    [plan.later for plan in plans],
-    state,
-    mesh,
-    logp_of=functools.partial(
-      update.logp_of, temperature=goal.temperature, response_logp=response_logp
-    ),
-    kl_term=bool(goal.kl_weight),
+  logp_of = functools.partial(
+    update.logp_of, temperature=goal.temperature, response_logp=response_logp
   )
+  later, kl_term = [plan.later for plan in plans], bool(goal.kl_weight)
+  parts = update.scored(later, state, mesh, logp_of=logp_of, kl_term=kl_term)
   one = functools.partial(
     update.minibatch_step,
     tx=phase.tx,

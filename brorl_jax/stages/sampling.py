@@ -22,9 +22,8 @@ def form(phase: Phase) -> str:
   """How rollouts of a step are decoded, in a few words."""
   plan = phase.memory.rollouts
   if _together(plan) and not phase.config.run.max_age:
-    return (
-      f"a row for each prefix, of at most {plan.load.max_new_tokens} tokens"
-    )
+    most = plan.load.max_new_tokens
+    return f"a row for each prefix, of at most {most} tokens"
   return plan.line()
 
 

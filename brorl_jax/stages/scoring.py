@@ -50,15 +50,13 @@ class Scorer:
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
     else:
       test_s, total_s = c.code_s
-      limits = Limits(test_s, total_s)
+      how = {"allow_inner": c.allow_inner, "limits": Limits(test_s, total_s)}
       self._pool = Pool(
         {name: domain.verify for name, domain in DOMAINS.items()},
         parts={name: domain.part for name, domain in DOMAINS.items()},
         # A program runs at most four times; beyond that the worker hangs.
         deadline_s=4 * PATIENCE * max(total_s, MAX_TEST_S),
-        jail=functools.partial(
-          jail.Jail, allow_inner=c.allow_inner, limits=limits
-        ),
+        jail=functools.partial(jail.Jail, **how),
       )
 
   def score_responses(
@@ -72,10 +70,8 @@ class Scorer:
 
     `step` is None in an evaluation.
     """
-    groups = [
-      own.Group(texts, example)
-      for example, texts in zip(examples, self.texts(rollouts), strict=True)
-    ]
+    both = zip(self.texts(rollouts), examples, strict=True)
+    groups = [own.Group(*one) for one in both]
     out = []
     for example, row in zip(examples, self._ask(groups, step), strict=True):
       found = {id(verdict): verdict for verdict in row}  # one of equal ones

@@ -234,13 +234,10 @@ def check_weights(weights: Sequence[float]) -> None:
   for i, weight in enumerate(weights):
     if not (math.isfinite(weight) and weight >= 0):
       raise ValueError(f"weights[{i}] = {weight!r}; use a finite number >= 0")
-  # fsum overflows with an exception where sum would give inf.
-  total = sum(weights)
+  total = sum(weights)  # fsum overflows with an exception, not to inf
   if not (total > 0 and math.isfinite(total)):
-    raise ValueError(
-      f"weights = {list(weights)} add up to {total}; make at least one positive"
-      " and the sum finite"
-    )
+    must = "make at least one positive and the sum finite"
+    raise ValueError(f"weights = {list(weights)} add up to {total}; {must}")
 
 
 def pick_family(

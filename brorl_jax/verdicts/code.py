@@ -32,6 +32,7 @@ import builtins
 import contextlib
 import dataclasses
 import decimal
+import itertools
 import json
 import keyword
 import math
@@ -307,11 +308,9 @@ def _leaves(program: str) -> bool:
   names = sorted({*re.findall(r"\w++", " ".join(_IMPORTED.findall(program)))})
   owner = rf"\b(?!sys\.std(?:in|out|err)\b)(?:{'|'.join(names)})"
   change = rf"{owner}\.[\w.]{{1,99}}+ *+[^\w\s=!<>()\[\],.:]*+=(?!=)"
-  return bool(
-    _LASTS.search(program)
-    or len(names) > _MOST_NAMES
-    or (names and re.search(change, program))
-  )
+  if _LASTS.search(program) or len(names) > _MOST_NAMES:
+    return True
+  return bool(names and re.search(change, program))
 
 
 def _verdict(program: str, tests: Tests, ended: JobResult) -> base.Verdict:
@@ -408,15 +407,11 @@ def same_output(got: bytes, want: bytes) -> bool:
   """
   if got == want:
     return True
-  got_lines, want_lines = (
-    [words for line in text.split(b"\n") if (words := line.split())]
-    for text in (got, want)
-  )
-  return [*map(len, got_lines)] == [*map(len, want_lines)] and all(
-    _same_word(got_word, want_word)
-    for pair in zip(got_lines, want_lines, strict=True)
-    for got_word, want_word in zip(*pair, strict=True)
-  )
+  lines = lambda text: [x for line in text.split(b"\n") if (x := line.split())]
+  a, b = lines(got), lines(want)
+  chain = itertools.chain.from_iterable
+  same = map(_same_word, chain(a), chain(b))
+  return [*map(len, a)] == [*map(len, b)] and all(same)
 
 
 def _same_word(got: bytes, want: bytes) -> bool:
@@ -451,12 +446,10 @@ def parse_tests(tests: Any) -> Tests:
   """Prepares an example's tests for the jail; a ValueError has one line."""
   if not isinstance(tests, Mapping):
     raise ValueError(f"tests is a {type(tests).__name__}; use an object")
-  unknown = tests.keys() - {"inputs", "outputs", "fn_name", "check", "given"}
-  if unknown:
-    raise ValueError(
-      f"tests has the unknown field {min(map(str, unknown))!r}; use inputs,"
-      " outputs, fn_name or check"
-    )
+  fields = {"inputs", "outputs", "fn_name", "check", "given"}
+  if unknown := sorted(map(str, tests.keys() - fields)):
+    must = "use inputs, outputs, fn_name or check"
+    raise ValueError(f"tests has the unknown field {unknown[0]!r}; {must}")
   name = tests.get("fn_name")
   known = isinstance(name, str) and name.isidentifier()
   if name and (not known or keyword.iskeyword(name)):
@@ -470,10 +463,9 @@ def parse_tests(tests: Any) -> Tests:
       kind = type(values).__name__
       raise ValueError(f"tests.{field} is a {kind}; use a list")
   if not 1 <= len(inputs) == len(outputs) <= MAX_TESTS:
-    raise ValueError(
-      f"tests has {len(inputs)} inputs and {len(outputs)} outputs; use as many"
-      f" of each, 1 to {MAX_TESTS}"
-    )
+    has = f"{len(inputs)} inputs and {len(outputs)} outputs"
+    must = f"use as many of each, 1 to {MAX_TESTS}"
+    raise ValueError(f"tests has {has}; {must}")
   if name:
     return _parse_calls(inputs, outputs, name)
   texts = [_text(v, f"inputs[{i}]").decode() for i, v in enumerate(inputs)]
@@ -514,10 +506,9 @@ def _parse_calls(inputs: list[Any], outputs: list[Any], name: str) -> Tests:
     elif isinstance(given, (list, tuple)):
       arguments = list(given)
     else:
-      raise ValueError(
-        f"tests.{where} is a {type(given).__name__}; use a list of arguments,"
-        " or a text with one JSON argument per line"
-      )
+      kind = type(given).__name__
+      must = "a list of arguments, or a text with one JSON argument per line"
+      raise ValueError(f"tests.{where} is a {kind}; use {must}")
     nodes.append(_node(arguments, where))
     sizes.append(len(codec.dumps(_node(want, f"outputs[{i}]"))))
     expected.append(want)
@@ -534,10 +525,8 @@ def _refuse_contradiction(
   for i, given in enumerate(inputs):
     j = first.setdefault(given, i)
     if outputs[i] != outputs[j]:
-      raise ValueError(
-        f"tests.inputs[{i}] equals inputs[{j}] but expects another output; no"
-        " program could pass both"
-      )
+      twice = f"tests.inputs[{i}] equals inputs[{j}] but expects another output"
+      raise ValueError(f"{twice}; no program could pass both")
 
 
 def _text(value: Any, where: str) -> bytes:
@@ -579,22 +568,16 @@ def _tests(value: Any) -> dict[str, Any]:
     return strict_json.mapping(value, "tests")
   for i, pair in enumerate(value):
     if not isinstance(pair, dict) or pair.keys() != {"input", "output"}:
-      raise Refused(
-        f"tests[{i}]", f"{show(pair)}; use an object with input and output only"
-      )
-  return {
-    "inputs": [pair["input"] for pair in value],
-    "outputs": [pair["output"] for pair in value],
-  }
+      must = "use an object with input and output only"
+      raise Refused(f"tests[{i}]", f"{show(pair)}; {must}")
+  return {f"{x}s": [pair[x] for pair in value] for x in ("input", "output")}
 
 
 def _time_limit(value: Any) -> float:
   number = isinstance(value, (int, float)) and not isinstance(value, bool)
   if not number or not 0.01 <= value <= MAX_TEST_S:
-    raise Refused(
-      "time_limit",
-      f"{show(value)}; use CPU seconds per test, .01 to {MAX_TEST_S:g}",
-    )
+    must = f"use CPU seconds per test, .01 to {MAX_TEST_S:g}"
+    raise Refused("time_limit", f"{show(value)}; {must}")
   return float(value)
 
 

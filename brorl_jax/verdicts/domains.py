@@ -38,9 +38,8 @@ def verify(domain: str, response: str, **fields: Any) -> Verdict:
   needed = {name for name, field in known.items() if not field.optional}
   for name in sorted(fields.keys() - known.keys() | needed - fields.keys()):
     wrong = "unknown" if name in fields else "missing"
-    raise ValueError(
-      f"field {name!r} is {wrong}; domain {domain} has {', '.join(known)}"
-    )
+    has = f"domain {domain} has {', '.join(known)}"
+    raise ValueError(f"field {name!r} is {wrong}; {has}")
   read = {name: known[name].read(value) for name, value in fields.items()}
   entry = DOMAINS[domain].check_reference(read)
   return DOMAINS[domain].verify(response, entry, jail.mine())

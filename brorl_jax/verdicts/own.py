@@ -14,6 +14,7 @@ depend on their arguments alone, because a resumed run calls them again.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -91,10 +92,8 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
     own = f"{', '.join(table)}, or your own as {_PLACES}" if table else _PLACES
     raise ValueError(f"{where}: unknown; use {own}{_near(name, table)}")
   try:
-    if place.endswith(".py"):
-      module = _run(pathlib.Path(place).expanduser().absolute())
-    else:
-      module = _package(place)
+    file = pathlib.Path(place).expanduser().absolute()
+    module = _run(file) if place.endswith(".py") else _package(place)
   except ValueError as e:
     raise ValueError(f"{where}: {e}") from None
   value = getattr(module, function, None)
@@ -241,10 +240,8 @@ def _values(value: Any, n: int) -> list[Any]:
     values = [*value]
   except TypeError:
     raise _Returned(f"returned {show(value)}; return a list of {n}") from None
-  if len(values) != n:
-    raise _Returned(
-      f"returned {len(values)} values for {n} responses; return one each"
-    )
+  if (m := len(values)) != n:
+    raise _Returned(f"returned {m} values for {n} responses; return one each")
   return values
 
 
@@ -262,9 +259,8 @@ def _verdict(value: Any, response: str) -> Verdict:
     if not isinstance(it := getattr(value, field), str):
       raise _Returned(f"returned a Verdict with {field} {show(it)}; use a text")
   reason, answer = " ".join(value.reason.split()), value.answer or response
-  return Verdict(
-    value.status, _number(value.score), reason, answer[:MAX_ANSWER]
-  )
+  score = _number(value.score)
+  return Verdict(value.status, score, reason, answer[:MAX_ANSWER])
 
 
 def _number(value: Any) -> float:
@@ -274,9 +270,8 @@ def _number(value: Any) -> float:
       raise TypeError  # float() accepts these
     number = float(value)
   except Exception:
-    raise _Returned(
-      f"returned {show(value)}; return a number or a Verdict"
-    ) from None
+    must = "return a number or a Verdict"
+    raise _Returned(f"returned {show(value)}; {must}") from None
   if not abs(number) <= _MOST_REWARD:  # also NaN
     must = f"return a finite number of at most {_MOST_REWARD:g}"
     raise _Returned(f"returned {number}; {must}")
@@ -301,7 +296,7 @@ class Group(NamedTuple):
   example: Example
 
 
-class Rewards:
+class Rewards(contextlib.AbstractContextManager["Rewards"]):
   """Reward functions and the processes that call them.
 
       with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
@@ -326,9 +321,8 @@ class Rewards:
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
     self.digests: dict[str, str] = {}  # of the functions' files, by name
-    self._workers = [
-      FunctionWorker(names, timeout_s, self.digests) for _ in range(workers)
-    ]
+    how = names, timeout_s, self.digests
+    self._workers = [FunctionWorker(*how) for _ in range(workers)]
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
@@ -341,9 +335,6 @@ class Rewards:
       raise ValueError(str(error)) from None
     self._threads = futures.ThreadPoolExecutor(workers, "reward")
 
-  def __enter__(self) -> Rewards:
-    return self
-
   def __exit__(self, *_: object) -> None:
     self.close()
 
@@ -351,14 +342,10 @@ class Rewards:
     self, groups: Sequence[Group], *, step: int | None
   ) -> list[list[TimedVerdict]]:
     """Waits for the verdicts on all responses of each group."""
-    pending = [
-      [self._submit(i, group, step) for i in range(len(self.whole))]
-      for group in groups
-    ]
-    return [
-      _joined(zip(*(wait() for wait in waits), strict=True))
-      for waits in pending
-    ]
+    every = range(len(self.whole))
+    pending = [[self._submit(i, g, step) for i in every] for g in groups]
+    found = ([wait() for wait in waits] for waits in pending)
+    return [_joined(zip(*each, strict=True)) for each in found]
 
   def replaced(self) -> collections.Counter[str]:
     """Processes that were late or ended since the last call, by reason."""
@@ -474,13 +461,10 @@ class FunctionWorker(process.Worker):
       return [Verdict(*one) for one in _values(found, len(responses))]
 
   def _start(self, life: socket, link: socket) -> subprocess.Popen:
+    env = {**os.environ, **_ENVIRONMENT}
+    # Prints of a function go to standard error.
     return process.python(
-      __name__,
-      [life, link],
-      *self._names,
-      flag="-u",
-      stdout=2,  # prints of a function go to standard error
-      env={**os.environ, **_ENVIRONMENT},
+      __name__, [life, link], *self._names, flag="-u", stdout=2, env=env
     )
 
 

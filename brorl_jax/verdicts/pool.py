@@ -11,6 +11,7 @@ metric counts it.
 """
 
 import collections
+import contextlib
 import os
 import threading
 import time
@@ -38,7 +39,7 @@ class TimedVerdict(NamedTuple):
   seconds: float
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
   """Threads with jails, and the batches they work on.
 
   Several threads may call `score` at once. A response may wait in the queue
@@ -74,9 +75,6 @@ class Pool:
     for thread in self._threads:
       thread.start()
 
-  def __enter__(self) -> "Pool":
-    return self
-
   def __exit__(self, *_: object) -> None:
     self.close()
 
@@ -106,10 +104,8 @@ class Pool:
       finally:
         self._withdraw(batch)
     late = Verdict("invalid", 0.0, self._late, "")
-    scored = [
-      TimedVerdict(verdict or late, seconds)
-      for verdict, seconds in zip(batch.verdicts, batch.seconds, strict=True)
-    ]
+    judged = [verdict or late for verdict in batch.verdicts]
+    scored = map(TimedVerdict, judged, batch.seconds)
     by_key = dict(zip(distinct, scored, strict=True))
     return [by_key[key] for key in keys]
 

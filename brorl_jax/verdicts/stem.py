@@ -86,9 +86,8 @@ def verify(
   if choices is not None:
     letters = LETTERS[: len(choices)]
     if len(answer) != 1 or answer not in letters:
-      raise ValueError(
-        f"answer = {answer!r}; with {len(choices)} choices use one of {letters}"
-      )
+      must = f"with {len(choices)} choices use one of {letters}"
+      raise ValueError(f"answer = {answer!r}; {must}")
   elif len(answer) != 1 or answer not in LETTERS:
     return _short(given, answer, jail)
   fault = _choice_fault(given, answer, choices)
@@ -144,16 +143,14 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
     _check_choices(choices)
     letter, fault = _read_choice(bare, choices)
     if letter is None:
-      raise ValueError(
-        f"answer = {answer[:MAX_GOLD]!r}: {fault}; use one of A to"
-        f" {LETTERS[len(choices) - 1]} or the text of a choice"
-      )
+      letters = f"one of A to {LETTERS[len(choices) - 1]}"
+      fault += f"; use {letters} or the text of a choice"
+      raise ValueError(f"answer = {answer[:MAX_GOLD]!r}: {fault}")
     return letter
   if len(bare) > MAX_GOLD:
-    raise ValueError(
-      f"answer has {len(bare)} characters, more than {MAX_GOLD}: a sentence"
-      " cannot be compared by spelling; drop the line"
-    )
+    has = f"answer has {len(bare)} characters, more than {MAX_GOLD}"
+    why = "a sentence cannot be compared by spelling"
+    raise ValueError(f"{has}: {why}; drop the line")
   hedge = _HEDGES.search(plain(bare))
   if hedge or not key(bare):
     fault = f"is ambiguous ({hedge[0]!r})" if hedge else "has no content"
@@ -214,9 +211,8 @@ def _sprays(text: str) -> bool:
 
 def _check_choices(choices: Sequence[str]) -> None:
   if isinstance(choices, str) or not isinstance(choices, Sequence):
-    raise ValueError(
-      f"choices is a {type(choices).__name__}; use a list of texts"
-    )
+    given = type(choices).__name__
+    raise ValueError(f"choices is a {given}; use a list of texts")
   if not 2 <= (n := len(choices)) <= len(LETTERS):
     raise ValueError(f"choices has {n} texts; use 2 to {len(LETTERS)}")
   seen: dict[tuple[str, ...], str] = {}
@@ -225,26 +221,21 @@ def _check_choices(choices: Sequence[str]) -> None:
       raise ValueError(f"choice {letter} = {choice!r}; write its text")
     same = seen.setdefault(key(choice), letter)
     if same != letter:
-      raise ValueError(
-        f"choices {same} and {letter} are both {choice!r}; drop the question"
-      )
+      both = f"choices {same} and {letter} are both {choice!r}"
+      raise ValueError(f"{both}; drop the question")
     alone = _LETTER.fullmatch(unwrapped(choice))
     others = LETTERS[: len(choices)].replace(letter, "")
     if alone and alone[1].upper() in others:
-      raise ValueError(
-        f"choice {letter} = {choice!r} is the letter of another choice; drop"
-        " the question"
-      )
+      why = "is the letter of another choice; drop the question"
+      raise ValueError(f"choice {letter} = {choice!r} {why}")
 
 
 def _is_expression(answer: str) -> bool:
   """Whether it may be a math formula, not chemistry or words."""
   text = plain(answer)
-  return (
-    _EXPRESSION.search(text) is not None
-    and _LONG_WORD.search(re.sub(r"\\[A-Za-z]+", " ", text)) is None
-    and not any(map(is_formula, text.split()))
-  )
+  if not _EXPRESSION.search(text) or any(map(is_formula, text.split())):
+    return False
+  return not _LONG_WORD.search(re.sub(r"\\[A-Za-z]+", " ", text))
 
 
 # Words, formulae and symbols by spelling.
@@ -293,11 +284,8 @@ def plain(text: str) -> str:
   """
   text = re.sub(r"\\[,;!:> ]|~|&nbsp;", " ", text)
   text = re.sub(r"\$|\*\*|\\[()\[\]]", "", text).replace(r"\%", "%")
-  text = re.sub(
-    r"\\([A-Za-z]+)(?![A-Za-z])(?!\s*\{)",
-    lambda m: _COMMANDS.get(m[1], m[0]),
-    text,
-  )
+  command = r"\\([A-Za-z]+)(?![A-Za-z])(?!\s*\{)"
+  text = re.sub(command, lambda m: _COMMANDS.get(m[1], m[0]), text)
   text = "".join(_typed(text))
   for _ in range(_MAX_NESTED):
     before = text
@@ -360,11 +348,8 @@ def key(text: str) -> tuple[str, ...]:
   text = "".join(f" {_GREEK_NAME[c]} " if c in _GREEK_NAME else c for c in text)
   folded = 4 if re.search(r"[=^*/+<>]", text) else 2  # letters of such a word
   lower = lambda m: m[0].lower() if len(m[0]) >= folded else m[0]
-  text = re.sub(
-    r"[^\s,;:=<>/*\\]+",
-    lambda m: m[0] if is_formula(m[0]) else re.sub(r"[^\W\d_]+", lower, m[0]),
-    text,
-  )
+  fold = lambda x: x if is_formula(x) else re.sub(r"[^\W\d_]+", lower, x)
+  text = re.sub(r"[^\s,;:=<>/*\\]+", lambda m: fold(m[0]), text)
   return tuple(re.findall(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|[^\s\w.,;:]", text))
 
 
@@ -574,10 +559,7 @@ DOMAIN = Domain(
     "answer": Field(strict_json.answer),
     "choices": Field(_choices, optional=True, in_prompt=True),
   },
-  check_reference=lambda record: {
-    **record,
-    "answer": check_reference(**record),
-  },
+  check_reference=lambda read: {**read, "answer": check_reference(**read)},
   needs_jail="libraries",
   one_answer=True,
 )

@@ -87,10 +87,8 @@ def parse(line: bytes) -> dict[str, Any]:
   try:
     text = line.decode()
   except UnicodeDecodeError as error:
-    byte = line[error.start]
-    raise Refused(
-      "", f"byte {error.start + 1} is 0x{byte:02x}, not UTF-8; save it as UTF-8"
-    ) from None
+    byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+    raise Refused("", f"{byte}, not UTF-8; save it as UTF-8") from None
   if text.startswith("\ufeff"):
     raise Refused("", "begins with a byte order mark; save without it")
   if not text.strip():
@@ -99,11 +97,8 @@ def parse(line: bytes) -> dict[str, Any]:
     record = json.loads(text, object_pairs_hook=_unique)
   except json.JSONDecodeError as error:
     # A missing line end causes "Extra data".
-    raise Refused(
-      "",
-      f"not one JSON object: {error.msg} at character {error.pos + 1}; write"
-      " one object per line",
-    ) from None
+    why = f"not one JSON object: {error.msg} at character {error.pos + 1}"
+    raise Refused("", f"{why}; write one object per line") from None
   except Refused:
     raise
   except RecursionError:
@@ -140,11 +135,8 @@ def _refuse_values(value: Any, field: str, levels: int) -> None:
     try:
       value.encode()
     except UnicodeEncodeError as error:
-      raise Refused(
-        field,
-        f"character {error.start + 1} is the lone surrogate"
-        f" U+{ord(value[error.start]):04X}; remove it",
-      ) from None
+      lone = f"the lone surrogate U+{ord(value[error.start]):04X}; remove it"
+      raise Refused(field, f"character {error.start + 1} is {lone}") from None
   if isinstance(value, list | dict) and not levels:
     raise Refused("", _DEEP)
   if isinstance(value, list):
@@ -168,16 +160,11 @@ def text(value: Any, field: str) -> str:
   if not value.strip():
     raise Refused(field, "empty; write a text")
   if hidden := _HIDDEN.search(value):
-    raise Refused(
-      field,
-      f"character {hidden.start() + 1} is U+{ord(hidden[0]):04X}, which is"
-      " invisible; remove it",
-    )
+    which = f"character {hidden.start() + 1} is U+{ord(hidden[0]):04X}"
+    raise Refused(field, f"{which}, which is invisible; remove it")
   if control := _CONTROL.search(value):
-    raise Refused(
-      field,
-      f"{show(control[0])} is a control token of chat templates; remove it",
-    )
+    why = "is a control token of chat templates; remove it"
+    raise Refused(field, f"{show(control[0])} {why}")
   return value
 
 

@@ -82,10 +82,8 @@ def library() -> Any:
   try:
     import reasoning_gym
   except ImportError as error:
-    raise ImportError(
-      f"procedural puzzles need reasoning-gym ({error}); pip install"
-      " 'brorl_jax[gym]'"
-    ) from error
+    why = f"procedural puzzles need reasoning-gym ({error})"
+    raise ImportError(f"{why}; pip install 'brorl_jax[gym]'") from error
   return reasoning_gym
 
 
@@ -120,10 +118,8 @@ def check(families: Sequence[Family]) -> None:
       entry = puzzle(family, split, 0, seed=0).entry
       verdict = verify(entry["answer"], entry)
       if verdict.status != "pass":
-        raise ValueError(
-          f"{_describe(family)} generates puzzles whose own answer does not"
-          f" pass: {verdict.reason}; change its settings"
-        )
+        why = f"whose own answer does not pass: {verdict.reason}"
+        raise _wrong(family, f"generates puzzles {why}; change its settings")
 
 
 def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
@@ -157,10 +153,8 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
       failed += 1  # a maze fails at one seed in thousands
       if failed < _FAILURES:
         continue
-      raise ValueError(
-        f"{_describe(family)} cannot generate a puzzle:"
-        f" {_one_line(error)}; change its settings"
-      ) from error
+      why = f"cannot generate a puzzle: {_one_line(error)}"
+      raise _wrong(family, f"{why}; change its settings") from error
     if name := _ANSWERED.get(family.name):  # the library leaves it open
       given = entry["metadata"][name]
       given = given if isinstance(given, str) else json.dumps(given)
@@ -171,10 +165,8 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
       name = f"{family.name}/{split}/{index}"
       asked = ({"role": "user", "content": entry["question"]},)
       return Example(name, base.MADE, family.name, asked, entry)
-  raise ValueError(
-    f"{_describe(family)} has no {split} question in {2**_STRIDE_BITS} tries;"
-    " widen its settings"
-  )
+  why = f"has no {split} question in {2**_STRIDE_BITS} tries"
+  raise _wrong(family, f"{why}; widen its settings")
 
 
 def is_heldout(task: str, question: str) -> bool:
@@ -209,10 +201,9 @@ def heldout(
       if repeats >= 10 * (len(distinct) + 1):
         if fewer:
           break
-        raise ValueError(
-          f"{_describe(family)} has only {len(distinct)} distinct held-out"
-          f" questions, not {per_family}; widen its settings or ask for fewer"
-        )
+        has = f"has only {len(distinct)} distinct held-out questions"
+        must = "widen its settings or ask for fewer"
+        raise _wrong(family, f"{has}, not {per_family}; {must}")
     puzzles.extend(distinct.values())
   return puzzles
 
@@ -263,25 +254,18 @@ def _dataset(family: Family) -> Any:
       remedy = did_you_mean(key, defaults, f"use {', '.join(defaults)}")
       raise ValueError(f"{where} is unknown; {remedy}")
     if wanted := _wanted_type(defaults[key], value):
-      raise ValueError(
-        f"{where} is a {type(value).__name__}; use {wanted}, such as"
-        f" {defaults[key]!r}"
-      )
+      must = f"use {wanted}, such as {defaults[key]!r}"
+      raise ValueError(f"{where} is a {type(value).__name__}; {must}")
   try:
-    dataset = library().create_dataset(
-      family.name, **family.settings, seed=0, size=1
-    )
+    settings = {**family.settings, "seed": 0, "size": 1}
+    dataset = library().create_dataset(family.name, **settings)
   except Exception as error:
-    raise ValueError(
-      f"{_describe(family)} is not valid: {_one_line(error)}"
-    ) from error
+    raise _wrong(family, f"is not valid: {_one_line(error)}") from error
   complexity = getattr(dataset.config, "max_complexity", 0)
   if complexity > (most := MAX_COMPLEXITY.get(family.name, 0)):
-    raise ValueError(
-      f"family {family.name!r}: setting max_complexity = {complexity} is too"
-      " large (one puzzle may take over 10 s); set it to at most"
-      f" {most}"
-    )
+    where = f"family {family.name!r}: setting max_complexity = {complexity}"
+    why = "is too large (one puzzle may take over 10 s)"
+    raise ValueError(f"{where} {why}; set it to at most {most}")
   return dataset
 
 
@@ -305,9 +289,10 @@ def _wanted_type(default: Any, value: Any) -> str:
   return ""
 
 
-def _describe(family: Family) -> str:
+def _wrong(family: Family, why: str) -> ValueError:
   settings = ", ".join(f"{k}={v!r}" for k, v in family.settings.items())
-  return f"family {family.name!r} with {settings or 'default settings'}"
+  with_ = f"with {settings or 'default settings'}"
+  return ValueError(f"family {family.name!r} {with_} {why}")
 
 
 def _one_line(error: Exception) -> str:
@@ -338,9 +323,8 @@ def verify(
   """
   base.require_text(response)
   if not (name := _task(entry)):
-    raise ValueError(
-      "entry.metadata.source_dataset is missing; it must name the task"
-    )
+    field = "entry.metadata.source_dataset"
+    raise ValueError(f"{field} is missing; it must name the task")
   _refuse(name, drawn=False)
   oracle = entry.get("answer")
   if not isinstance(oracle, str):
@@ -436,8 +420,7 @@ _NOTHING_ELSE: Mapping[str, Callable[[str, str], bool]] = {
 
 def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
   entry = record["entry"]
-  answer = entry.get("answer")
-  if not isinstance(answer, str):
+  if not isinstance(answer := entry.get("answer"), str):
     raise Refused("entry.answer", f"{show(answer)}; write a text")
   verdict = verify(answer, entry)
   if verdict.status != "pass":

@@ -5,6 +5,7 @@ misses. These are exact, and take time linear in the length of the answer.
 """
 
 import ast
+import itertools
 import json
 import operator
 import re
@@ -23,11 +24,8 @@ _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 # Arithmetic without executing it, unlike the library's sympy.parse_expr.
 _OPERATORS: Mapping[type, Callable[..., Any]] = {
-  ast.Add: operator.add,
-  ast.Sub: operator.sub,
-  ast.Mult: operator.mul,
-  ast.Div: operator.truediv,
-  ast.USub: operator.neg,
+  **{ast.Add: operator.add, ast.Sub: operator.sub, ast.USub: operator.neg},
+  **{ast.Mult: operator.mul, ast.Div: operator.truediv},
 }
 
 
@@ -194,13 +192,11 @@ def _same_complex(answer: str, entry: Entry) -> bool | str:
 
 def _same_candidate(answer: str, entry: Entry) -> bool:
   metadata = entry["metadata"]
-  right = {Decimal(entry["answer"])}
-  for number, written in zip(
-    metadata["candidates"], metadata["formatted_candidates"], strict=True
-  ):
-    if number == metadata["solution"]:
-      right.add(Decimal(written.replace(",", "")))
-  return Decimal(answer.replace(",", "")) in right
+  value = lambda text: Decimal(text.replace(",", ""))
+  both = metadata["candidates"], metadata["formatted_candidates"]
+  each = zip(*both, strict=True)
+  right = {value(text) for x, text in each if x == metadata["solution"]}
+  return value(answer) in {Decimal(entry["answer"]), *right}
 
 
 def _same_partitions(answer: str, entry: Entry) -> bool:
@@ -321,11 +317,8 @@ def _survo(answer: str, entry: Entry) -> bool | str:
   grid = [[*map(int, row)] for row in rows]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:
     return False
-  cells = [
-    cell
-    for pair in zip(puzzle, grid, strict=True)
-    for cell in zip(*pair, strict=True)
-  ]
+  flat = itertools.chain.from_iterable
+  cells = [*zip(flat(puzzle), flat(grid), strict=True)]
   kept = all(given in (0, filled) for given, filled in cells)
   filled = sorted(filled for given, filled in cells if given == 0)
   lines = (*grid, *zip(*grid, strict=True))
@@ -367,9 +360,11 @@ CHECKS: Mapping[str, Check] = {
 
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
 _REAL = rf"(?a:[+-]?{_DECIMAL})"
-_PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
 _COLOR = r'"\d{1,9}"\s*:\s*\d{1,9}'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
+_COMMA, _LINE = r"\s*,\s*", r"[ \t]*\n[ \t]*"
+_several = lambda one, between: f"{one}(?:{between}{one})*"
+_listed = lambda one: rf"\[\s*{_several(one, _COMMA)}\s*\]"
 
 # Pattern and name of the forms of answers, for our checks and for scorers that
 # are sound but ignore extra text. An answer of another form is refused.
@@ -379,7 +374,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "a hexadecimal number such as -0x1f",
   ),
   "graph_color": (
-    rf"(?a)\{{\s*{_COLOR}(?:\s*,\s*{_COLOR})*\s*\}}",
+    rf"(?a)\{{\s*{_several(_COLOR, _COMMA)}\s*\}}",
     "a JSON object of vertices and colors",
   ),
   "gsm_symbolic": (rf"(?a)[+-]?{_DECIMAL}", "a number such as -12.5"),
@@ -388,24 +383,21 @@ FORMS: Mapping[str, tuple[str, str]] = {
     "a number such as -1,234.5 or 1.2e+3",
   ),
   "palindrome_partitioning": (
-    rf"\[\s*{_PIECES}(?:\s*,\s*{_PIECES})*\s*\]",
+    _listed(_listed('"[a-z]+"')),
     "a list of lists of letters",
   ),
   "prime_factorization": (
-    rf"(?a)\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*",
+    "(?a)" + _several(r"\d{1,20}", rf"\s*{_TIMES}\s*"),
     f"numbers joined by {_TIMES}",
   ),
-  "jugs": (rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]", "a JSON list of moves"),
-  "kakurasu": (
-    r"[01](?:[ \t]+[01])*(?:[ \t]*\n[ \t]*[01](?:[ \t]+[01])*)*",
-    "rows of 0 and 1",
-  ),
-  "pool_matrix": (rf"{_REAL}(?:\s+{_REAL})*", "rows of numbers"),
+  "jugs": (_listed(_MOVE), "a JSON list of moves"),
+  "kakurasu": (_several(_several("[01]", r"[ \t]+"), _LINE), "rows of 0 and 1"),
+  "pool_matrix": (_several(_REAL, r"\s+"), "rows of numbers"),
   "propositional_logic": (
     "[A-Z\u2228\u2227\u2192\u2194\u00ac() ]+",
     "a formula of variables such as \u00ac(P \u2227 Q)",
   ),
-  "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
-  "rubiks_cube": (r"[LRUDFB]'?2?(?:\s+[LRUDFB]'?2?)*", "moves such as U R' F"),
+  "quantum_lock": (_several("[ABC]", r"\s*→\s*"), "letters and arrows"),
+  "rubiks_cube": (_several("[LRUDFB]'?2?", r"\s+"), "moves such as U R' F"),
   "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

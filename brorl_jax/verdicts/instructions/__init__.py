@@ -120,14 +120,13 @@ def _arguments(
     try:
       arguments[name] = read(given[name])
     except ValueError as error:
-      raise ValueError(
-        f"{where}: kwarg {name} = {given[name]!r}; use {error}"
-      ) from None
-  if arguments.get("nth_paragraph", 0) > arguments.get("num_paragraphs", 0):
-    raise ValueError(
-      f"{where}: nth_paragraph = {arguments['nth_paragraph']} exceeds"
-      f" num_paragraphs = {arguments['num_paragraphs']}; lower it"
-    )
+      kwarg = f"{where}: kwarg {name} = {given[name]!r}"
+      raise ValueError(f"{kwarg}; use {error}") from None
+  nth = arguments.get("nth_paragraph", 0)
+  count = arguments.get("num_paragraphs", 0)
+  if nth > count:
+    above = f"nth_paragraph = {nth} exceeds num_paragraphs = {count}"
+    raise ValueError(f"{where}: {above}; lower it")
   return arguments
 
 

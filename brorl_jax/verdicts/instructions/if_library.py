@@ -66,10 +66,8 @@ def check(kind: str, kwargs: Mapping[str, Any]) -> None:
   parameters = inspect.signature(checker.build_description).parameters.values()
   wanted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
   for name in sorted(kwargs.keys() - wanted):
-    raise ValueError(
-      f"{where}: kwarg {name} = {kwargs[name]!r} is unknown;"
-      f" use {', '.join(wanted) or 'none'}"
-    )
+    unknown = f"kwarg {name} = {kwargs[name]!r} is unknown"
+    raise ValueError(f"{where}: {unknown}; use {', '.join(wanted) or 'none'}")
   for name in wanted:
     if name not in kwargs:  # the library would choose one at random
       raise ValueError(f"{where}: kwarg {name} is missing; add it")
@@ -113,9 +111,8 @@ def _registry() -> dict[str, Any]:
     finally:
       nltk.download = download
   except ImportError as error:
-    raise ImportError(
-      f"needs the library if-verifiable ({error}); {INSTALL}"
-    ) from error
+    needs = f"needs the library if-verifiable ({error})"
+    raise ImportError(f"{needs}; {INSTALL}") from error
   return {**bench.INSTRUCTION_DICT, **ifeval.INSTRUCTION_DICT}
 
 

@@ -154,10 +154,8 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
     raise ValueError("gold is empty; write the reference answer")
   if "####" in bare:
     last = bare.rpartition("####")[2].strip()
-    raise ValueError(
-      f"gold = {gold[:80]!r}: a solution with its answer after '####', as in"
-      f" GSM8K; write only {last[:80]!r}"
-    )
+    why = "a solution with its answer after '####', as in GSM8K"
+    raise ValueError(f"gold = {gold[:80]!r}: {why}; write only {last[:80]!r}")
   clean, reason = gate.screen(bare)
   if reason:
     raise _refused(gold, reason)
@@ -205,10 +203,9 @@ def _fault(node: Node) -> str:
   if isinstance(node, Leaf) and _of_sentence(node.unit.strip("?").split()):
     return "it is a sentence"
   if isinstance(node, structure.Words):
-    words = node.text.split()
     if node.text in _MISSING:
       return "it marks a missing value"
-    if _of_sentence(words):
+    if _of_sentence(node.text.split()):
       return "it is a sentence"
   if isinstance(node, Items) and node.choice and node.kind == "list":
     return "it offers a choice"

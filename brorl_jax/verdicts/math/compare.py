@@ -217,10 +217,8 @@ def _chain(
   All parts must be equal, and differ in writing: 8 = 9, 8 = 8 and 8 = 8 cm are
   no calculations; 2 * 4 = 8 cm is.
   """
-  parts = [
-    dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
-    for part in chain.sides
-  ]
+  bare = lambda x: dataclasses.replace(x, step=None) if type(x) is Leaf else x
+  parts = [*map(bare, chain.sides)]
   if set(chain.signs) != {"="} or len(set(parts)) < len(parts):
     return False
   written = [part.unit if isinstance(part, Leaf) else "" for part in parts]
@@ -272,11 +270,9 @@ def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
   a, g = answer.items, gold.items
   if _is_mixed(a, g):
     return _moduli(a) == _moduli(g) and _in_order(a, g, rule)
-  named = [
-    {item.name for item in items if isinstance(item, Assign)}
-    for items in (a, g)
-  ]
-  if max(map(len, named)) > 1 and min(map(len, named)) == 0:
+  names = lambda items: {x.name for x in items if isinstance(x, Assign)}
+  few, many = sorted((len(names(a)), len(names(g))))
+  if many > 1 and few == 0:
     # x=1, y=2 against 1, 2: the alphabet is all that can name them.
     if "set" in kinds:
       return False  # which has no order

@@ -152,13 +152,8 @@ def screen(text: str) -> tuple[str, str]:
   code = _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " "))
   if code or any(map(_CODE_IN_TEXT.search, _TEXT.findall(clean))):
     return "", "code-like text"
-  reason = (
-    _counted(bare, _LOOKS)
-    or _brackets(bare)
-    or _counted(bare, _SIZES)
-    or _powers(bare)
-    or _factorials(bare)
-  )
+  reason = _counted(bare, _LOOKS) or _brackets(bare) or _counted(bare, _SIZES)
+  reason = reason or _powers(bare) or _factorials(bare)
   return "" if reason else clean.strip(" "), reason
 
 

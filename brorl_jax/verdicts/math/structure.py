@@ -173,11 +173,8 @@ def _several(part: Sequence[Token]) -> Node | None:
   if not links:
     return None
   # In "1, 2, and 3" the piece between the comma and "and" is empty.
-  empty = [
-    i
-    for i in range(1, len(links))
-    if links[i - 1].text == "," and links[i].kind == "word" and not pieces[i]
-  ]
+  twice = lambda i: links[i - 1].text == "," and links[i].kind == "word"
+  empty = [i for i in range(1, len(links)) if twice(i) and not pieces[i]]
   nodes = [_structure(p) for i, p in enumerate(pieces) if i not in empty]
   choice = any(link.text in ("or", r"\lor") for link in links)
   named = [node for node in nodes if isinstance(node, Assign)]
@@ -185,13 +182,10 @@ def _several(part: Sequence[Token]) -> Node | None:
     values = tuple(node.value for node in named)
     if choice and all(isinstance(value, Row) for value in values):
       return Assign(named[0].name, _union(values, choice=True))
-    points = [
-      value.items
-      for value in values
-      if isinstance(value, Items) and value.kind == "except"
-    ]
-    if not choice and len(points) == len(values):
-      return Assign(named[0].name, Items("except", sum(points, ())))
+    some = [x for x in values if isinstance(x, Items) and x.kind == "except"]
+    if not choice and len(some) == len(values):
+      points = itertools.chain.from_iterable(x.items for x in some)
+      return Assign(named[0].name, Items("except", tuple(points)))
   flat: list[Node] = []
   for node in nodes:
     inner = node.value if isinstance(node, Assign) else node

@@ -159,12 +159,10 @@ def _equivalent(a: Tree, g: Tree, seed: bytes, cost: int) -> bool:
 
 def _has_cases(tree: Tree) -> bool:
   """Whether a tree may be a different function in different regions."""
-  return any(
-    part[0] in _CASES
-    or (part[0] == "^" and getattr(part[2], "denominator", 0) != 1)
-    for part in expressions.subtrees(tree)
-    if isinstance(part, tuple)
-  )
+  parts = [x for x in expressions.subtrees(tree) if isinstance(x, tuple)]
+  powers = [x[2] for x in parts if x[0] == "^"]
+  whole = all(getattr(x, "denominator", 0) == 1 for x in powers)
+  return not whole or any(x[0] in _CASES for x in parts)
 
 
 def _product(tree: Tree) -> int:

@@ -211,14 +211,9 @@ def _decode_all(nodes: list[Any], depth: int, left: list[int]) -> list[Any]:
 
 def _keys_too_deep(keys: list[Any]) -> bool:
   """Whether keys nest too deep; the text of each level repeats all below."""
+  lists = lambda nodes: [node for node in nodes if type(node) is list]
   for _ in range(_MAX_KEY_DEPTH):
-    keys = [
-      child
-      for key in keys
-      if type(key) is list
-      for child in key[1:]
-      if type(child) is list
-    ]
+    keys = [child for key in lists(keys) for child in lists(key[1:])]
   return bool(keys)
 
 
@@ -243,11 +238,8 @@ def _same(got: Any, want: Any) -> bool:
       and all(_same(got.items[k][1], v) for k, (_, v) in want.items.items())
     )
   if isinstance(want, (list, tuple)):
-    return (
-      isinstance(got, (list, tuple))
-      and len(got) == len(want)
-      and all(map(_same, got, want))
-    )
+    long = isinstance(got, (list, tuple)) and len(got) == len(want)
+    return long and all(map(_same, got, want))
   if type(want) in (float, complex):
     numbers = (int, float) if type(want) is float else (int, float, complex)
     return type(got) in numbers and _close(got, want)

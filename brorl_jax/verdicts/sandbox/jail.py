@@ -228,12 +228,10 @@ def _refusal(abi: int, machine: str) -> str:
     seccomp_landlock.program(machine)
   except OSError as error:
     return f"{error.strerror}; leave domain 'code' out"
-  if abi < 1:
-    return (
-      "the kernel has no Landlock; use Linux 5.13 or later with lsm=landlock,"
-      " and a container that allows it"
-    )
-  return ""
+  must = (
+    "use Linux 5.13 or later with lsm=landlock, and a container that allows"
+  )
+  return f"the kernel has no Landlock; {must} it" if abi < 1 else ""
 
 
 def _interpreter() -> tuple[str, str]:
@@ -242,14 +240,9 @@ def _interpreter() -> tuple[str, str]:
   own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
   for path in (own, _SYSTEM_PYTHON):
     try:
-      done = subprocess.run(
-        [path, "-s", "-S", "-c", "import sys; print(*sys.version_info[:3])"],
-        capture_output=True,
-        env={},
-        cwd="/",
-        timeout=20,
-        **as_jail(),
-      )
+      ask = [path, "-s", "-S", "-c", "import sys; print(*sys.version_info[:3])"]
+      how = {"capture_output": True, "env": {}, "cwd": "/", **as_jail()}
+      done = subprocess.run(ask, timeout=20, **how)
       version = tuple(map(int, done.stdout.split()))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
       # Of setgroups or setuid: a user may be unable to read a file (EACCES).
@@ -342,12 +335,8 @@ def _attempts(zygote: Zygote) -> str:
 
 def _call(zygote: Zygote, function: str, args: list, limits: Limits) -> Any:
   """The result of a function in `_ATTEMPTS`, or a text with the reason."""
-  job = {
-    "mode": "call",
-    "program": _ATTEMPTS,
-    "function": function,
-    "calls": [codec.encode(args)],
-  }
+  job = {"mode": "call", "program": _ATTEMPTS, "function": function}
+  job |= {"calls": [codec.encode(args)]}
   ended = zygote.run(job, limits=limits)
   if ended.reason or len(ended.frames) != 1:
     return ended.reason or "no result"

@@ -337,7 +337,18 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
     return 0
   ban_forks = seccomp_landlock.fork_ban(threads=limits.threads > 0)
   texts, most = job["inputs"], job["together"]
-  killed = done = 0
+  killed = done = count = 0
+
+  def tell(status: int, name: bytes, cpu_s: float) -> None:
+    """Sends the end of a test, with what it wrote."""
+    nonlocal count
+    written = os.pread(files[count][1], limits.output_bytes + 1, 0)
+    if len(written) > limits.output_bytes:
+      status, written = OVERFLOW, b""
+    name = name.rstrip(b"\0")
+    send(results, done + count, status, written, name, cpu_s=cpu_s)
+    count += 1
+
   while done < len(texts):
     # Files, not pipes: no process has to move bytes.
     try:
@@ -359,18 +370,12 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
       count < len(files) and len(end := _read(reader, _END.size)) == _END.size
     ):
       exit_status, cpu_s, name = _END.unpack(end)
-      output = files[count][1], limits.output_bytes
-      status = exit_status << 8
-      _tell(results, done + count, status, name, output, cpu_s)
-      count += 1
+      tell(exit_status << 8, name, cpu_s)
     status = os.waitpid(pid, 0)[1]
     os.close(reader)
     killed |= os.WIFSIGNALED(status)
     if count < len(files) and not (count and len(end) == len(_STOPPED)):
-      # The process ended during a test.
-      output = files[count][1], limits.output_bytes
-      _tell(results, done + count, status, b"", output, 0.0)
-      count += 1
+      tell(status, b"", 0.0)  # the process ended during a test
     done += count
     if os.getcwd() == _TMP:
       _empty(_TMP)
@@ -385,23 +390,6 @@ def _empty(folder: str) -> None:
       for name in names:
         with contextlib.suppress(OSError):
           remove(os.path.join(place, name))
-
-
-def _tell(
-  results: int,
-  index: int,
-  status: int,
-  name: bytes,
-  output: tuple[int, int],
-  cpu_s: float,
-) -> None:
-  """Sends the end of a test; `output` is a file and its limit in bytes."""
-  fd, most = output
-  written = os.pread(fd, most + 1, 0)
-  if len(written) > most:
-    status, written = OVERFLOW, b""
-  name = name.rstrip(b"\0")
-  send(results, index, status, written, name, cpu_s=cpu_s)
 
 
 def _read(fd: int, size: int) -> bytes:

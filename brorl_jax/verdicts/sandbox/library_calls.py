@@ -196,19 +196,12 @@ def libraries(calls: str) -> process.Process:
     # In a fork of ours it is not a child of the fork, and so not alive.
     if zygote is None or not zygote.alive():
       kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
-      zygote = process.Process(
-        lambda life: process.python(
-          __name__,
-          [life],
-          calls,
-          flag="-s",
-          env={**kept, **process.ENVIRONMENT, **_ENVIRONMENT},
-          cwd="/",
-          stdout=subprocess.DEVNULL,
-          stderr=subprocess.DEVNULL,
-        ),
-        patience_s=_LOAD_S,
+      env = {**kept, **process.ENVIRONMENT, **_ENVIRONMENT}
+      how = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+      start = lambda life: process.python(
+        __name__, [life], calls, flag="-s", env=env, cwd="/", **how
       )
+      zygote = process.Process(start, patience_s=_LOAD_S)
       if "error" in zygote.hello:
         zygote.close()
         error = zygote.hello["error"]
@@ -293,13 +286,11 @@ def _work(link: int, *, table: Mapping[str, Any], isolated: bool) -> None:
   def answer(question: Any) -> Any:
     name, args = question
     if name not in table:
-      raise LookupError(
-        f"unknown library call {name!r}; use one of {', '.join(sorted(table))}"
-      )
+      known = ", ".join(sorted(table))
+      raise LookupError(f"unknown library call {name!r}; use one of {known}")
     if table[name].isolated and not isolated:
-      raise PermissionError(
-        f"{name!r} may execute model text, and this machine cannot isolate it"
-      )
+      why = "may execute model text, and this machine cannot isolate it"
+      raise PermissionError(f"{name!r} {why}")
     return table[name].function(*args)
 
   fresh = [name for name, call in table.items() if call.fresh]

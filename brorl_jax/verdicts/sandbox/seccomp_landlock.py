@@ -123,20 +123,17 @@ def adopt_orphans() -> None:
 
 def mount_tmpfs(path: str, flags: int, options: str) -> None:
   """Mounts a file system in memory; needs namespaces."""
-  names = b"tmpfs", path.encode(), b"tmpfs"
-  if _libc().mount(*names, ctypes.c_ulong(flags), options.encode()):
-    raise _error(f"mount {path}")
+  what = b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(flags)
+  _require(_libc().mount(*what, options.encode()), f"mount {path}")
 
 
 def unmount(path: str) -> None:
-  if _libc().umount2(path.encode(), 0):
-    raise _error(f"unmount {path}")
+  _require(_libc().umount2(path.encode(), 0), f"unmount {path}")
 
 
 def unshare_processes() -> None:
   """The next child begins a new namespace of processes; needs namespaces."""
-  if _libc().unshare(_CLONE_NEWPID):
-    raise _error("unshare")
+  _require(_libc().unshare(_CLONE_NEWPID), "unshare")
 
 
 def share_processes() -> None:
@@ -144,8 +141,7 @@ def share_processes() -> None:
   ours = os.pidfd_open(os.getpid())
   failed = _libc().setns(ours, _CLONE_NEWPID)
   os.close(ours)
-  if failed:
-    raise _error("setns")
+  _require(failed, "setns")
 
 
 def drop_capabilities() -> None:
@@ -157,8 +153,8 @@ def drop_capabilities() -> None:
   for capability in range(64):
     libc.prctl(_CAPBSET_DROP, ctypes.c_ulong(capability), *_ZEROS)
   libc.prctl(_CAP_AMBIENT, ctypes.c_ulong(_CLEAR_ALL), *_ZEROS)
-  if libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)) != 0:
-    raise _error("capset")
+  header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+  _require(libc.capset(header, bytes(24)), "capset")
 
 
 # Landlock: calls, the same on all machines; bits of rights, and the interface
@@ -184,11 +180,9 @@ def landlock_abi() -> int:
 
 
 def _restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
-  abi = landlock_abi()
-  if abi < 1:
-    raise OSError(
-      errno.ENOSYS, "no Landlock; use Linux 5.13 or later with lsm=landlock"
-    )
+  if (abi := landlock_abi()) < 1:
+    why = "no Landlock; use Linux 5.13 or later with lsm=landlock"
+    raise OSError(errno.ENOSYS, why)
   rights = (1 << max(n for v, n in _RIGHTS.items() if v <= abi)) - 1
   handled = struct.pack("=Q", rights)
   if abi >= 4:
@@ -196,14 +190,12 @@ def _restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
   if abi >= 6:
     handled += struct.pack("=Q", 0b11)  # abstract sockets and signals
   ruleset = _syscall(_CREATE_RULESET, handled, len(handled), 0)
-  if ruleset < 0:
-    raise _error("landlock_create_ruleset")
+  _require(ruleset < 0, "landlock_create_ruleset")
   for paths, access in ((readable, _READ), (writable, _WRITE)):
     for path in paths:
       _add_rule(ruleset, path, access & rights)
   _prctl(_NO_NEW_PRIVS, 1)
-  if _syscall(_RESTRICT_SELF, ruleset, 0) != 0:
-    raise _error("landlock_restrict_self")
+  _require(_syscall(_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
   os.close(ruleset)
 
 
@@ -215,8 +207,9 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
   try:
     if not os.path.isdir(path):
       access &= _OF_FILES
-    if _syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0) != 0:
-      raise _error(f"landlock_add_rule {path}")
+    rule = struct.pack("=Qi", access, fd)
+    failed = _syscall(_ADD_RULE, ruleset, 1, rule, 0)
+    _require(failed, f"landlock_add_rule {path}")
   finally:
     os.close(fd)
 
@@ -246,8 +239,7 @@ def fork_ban(*, threads: bool = True) -> Callable[[], None]:
   numbers = ctypes.c_int(_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL), *_ZEROS
 
   def apply() -> None:
-    if prctl(*numbers) != 0:
-      raise _error("prctl")
+    _require(prctl(*numbers), "prctl")
     ban()
 
   return apply
@@ -269,8 +261,7 @@ def _prepared(code: Sequence[Instruction]) -> Callable[[], None]:
   syscall = _libc().syscall
 
   def install(_keep: object = array) -> None:  # the header points to it
-    if syscall(*numbers, header) != 0:
-      raise _error("seccomp")
+    _require(syscall(*numbers, header), "seccomp")
 
   return install
 
@@ -388,22 +379,17 @@ def program(
 ) -> list[Instruction]:
   """The filter of system calls; OSError if the machine is not in `MACHINES`."""
   if machine not in MACHINES:
-    raise OSError(
-      errno.ENOSYS,
-      f"no system call table for {machine!r}, only for"
-      f" {' and '.join(MACHINES)}",
-    )
-  code = [
-    _load(4),  # the architecture
-    Instruction(_EQUAL, 1, 0, MACHINES[machine].audit),
-    _answer(KILL),
-    _load(0),  # the call number
-  ]
+    known = " and ".join(MACHINES)
+    why = f"no system call table for {machine!r}, only for {known}"
+    raise OSError(errno.ENOSYS, why)
+  ours = Instruction(_EQUAL, 1, 0, MACHINES[machine].audit)
+  code = [_load(4), ours, _answer(KILL)]  # the architecture
+  code += [_load(0)]  # the call number
   if machine == "x86_64":  # x32: same architecture, other numbers
     code += [Instruction(_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]
   for rule, body in _rules(machine, forks, threads):
     code += [Instruction(_EQUAL, 0, len(body), rule), *body]
-  return [*code, _answer(ERRNO | errno.EPERM)]
+  return [*code, _REFUSE]
 
 
 def fork_filter(machine: str, *, threads: bool = True) -> list[Instruction]:
@@ -417,14 +403,9 @@ def fork_filter(machine: str, *, threads: bool = True) -> list[Instruction]:
   code = [_load(0)]
   for number in numbers(_FORKING, machine).values():
     code += _unless(_EQUAL, number)
-  return [
-    *code,
-    Instruction(_EQUAL, 0, 3, clone),
-    _load_argument(0),
-    Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0),
-    _answer(ERRNO | errno.EPERM),
-    _answer(ALLOW),
-  ]
+  thread = Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0)
+  code += [Instruction(_EQUAL, 0, 3, clone), _load_argument(0)]
+  return [*code, thread, _REFUSE, _PASS]
 
 
 def _rules(
@@ -434,17 +415,11 @@ def _rules(
   allowed, killed, weighed = (
     numbers(table, machine) for table in (_ALLOWED, _KILLED, _WEIGHED)
   )
+  allowed |= numbers(_FORKING, machine) if forks else {}
+  thread = Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD if threads else 0)
   clone = [_load_argument(0), *_unless(_ANY_BIT, _CLONE_NEW)]
-  if forks:
-    allowed |= numbers(_FORKING, machine)
-    clone += [_answer(ALLOW)]
-  else:
-    clone += [
-      Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD if threads else 0),
-      _answer(ALLOW),
-      _answer(ERRNO | errno.EPERM),
-    ]
-  zero = Instruction(_EQUAL, 1, 0, 0), _answer(ERRNO | errno.EPERM)
+  clone += [_PASS] if forks else [thread, _PASS, _REFUSE]
+  zero = Instruction(_EQUAL, 1, 0, 0), _REFUSE
   bodies = {
     "clone": clone,
     # Its flags lie in memory, which a filter cannot read; libc then uses clone.
@@ -454,21 +429,19 @@ def _rules(
       _load_argument(2),
       Instruction(_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
       *_unless(_EQUAL, _O_TRUNC | os.O_RDONLY),
-      _answer(ALLOW),
+      _PASS,
     ],
     "fcntl": [
       _load_argument(1),
       *_equal(_LOCKS, ERRNO),  # error 0
       *_equal(_FCNTL, ALLOW),
-      _answer(ERRNO | errno.EPERM),
+      _REFUSE,
     ],
     "futex": [
       _load_argument(1),
-      Instruction(_ANY_BIT, 0, 1, _PRIVATE),
-      _answer(ALLOW),
-      Instruction(_AND, 0, 0, _COMMAND),
-      *_equal(_WAITS, ALLOW),
-      _answer(ERRNO | errno.EPERM),
+      *(Instruction(_ANY_BIT, 0, 1, _PRIVATE), _PASS),
+      *(Instruction(_AND, 0, 0, _COMMAND), *_equal(_WAITS, ALLOW)),
+      _REFUSE,
     ],
     "ioctl": [
       _load_argument(1),
@@ -478,11 +451,11 @@ def _rules(
     "prlimit64": [  # no new limits: a null pointer, in both of its halves
       *(_load_argument(2), *zero),
       *(_load_argument(2, high=True), *zero),
-      _answer(ALLOW),
+      _PASS,
     ],
   }
   return [
-    *((number, [_answer(ALLOW)]) for number in allowed.values()),
+    *((number, [_PASS]) for number in allowed.values()),
     *((number, [_answer(KILL)]) for number in killed.values()),
     *((weighed[name], body) for name, body in bodies.items()),
   ]
@@ -502,9 +475,12 @@ def _answer(value: int) -> Instruction:
   return Instruction(_RETURN, 0, 0, value)
 
 
+_PASS, _REFUSE = _answer(ALLOW), _answer(ERRNO | errno.EPERM)
+
+
 def _unless(test: int, value: int) -> list[Instruction]:
   """Refuses the call if the test on the loaded value is true."""
-  return [Instruction(test, 0, 1, value), _answer(ERRNO | errno.EPERM)]
+  return [Instruction(test, 0, 1, value), _REFUSE]
 
 
 def _equal(values: Iterable[int], answer: int) -> Iterator[Instruction]:
@@ -528,10 +504,12 @@ def _syscall(number: int, *arguments: int | bytes | None) -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-  if _libc().prctl(option, ctypes.c_ulong(value), *_ZEROS) != 0:
-    raise _error(f"prctl {option}")
+  failed = _libc().prctl(option, ctypes.c_ulong(value), *_ZEROS)
+  _require(failed, f"prctl {option}")
 
 
-def _error(what: str) -> OSError:
-  code = ctypes.get_errno()
-  return OSError(code, f"{what}: {os.strerror(code)}")
+def _require(failed: int, what: str) -> None:
+  """Raises OSError with the number of the last error, if a call failed."""
+  if failed:
+    code = ctypes.get_errno()
+    raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -311,15 +311,10 @@ def _start_jail(interpreter: str, bubblewrap: str | None) -> process.Process:
   def start(control: socket.socket) -> subprocess.Popen:
     command = [*_bubblewrap(bubblewrap, interpreter, info), interpreter]
     command += ["-s", "-S", "-c", _BOOT, str(boot), str(control.fileno())]
-    return process.popen(
-      command,
-      stdout=subprocess.DEVNULL,
-      stderr=errors,
-      pass_fds=(boot, info, control.fileno()),
-      cwd="/",
-      env=process.ENVIRONMENT,
-      **as_jail(),
-    )
+    streams = {"stdout": subprocess.DEVNULL, "stderr": errors}
+    how = {"cwd": "/", "env": process.ENVIRONMENT, **as_jail()}
+    fds = boot, info, control.fileno()
+    return process.popen(command, pass_fds=fds, **streams, **how)
 
   try:
     zygote = process.Process(start, patience_s=_START_S)
