@@ -286,7 +286,7 @@ BROKEN = """
 import sys, threading, time
 
 def broken():
-  while not hasattr(train := sys.modules.get("brorl_jax.train"), "_save"):
+  while not hasattr(train := sys.modules.get("brorl_jax.loop"), "_save"):
     time.sleep(0.01)
   real = train._sample
 

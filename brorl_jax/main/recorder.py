@@ -139,7 +139,7 @@ def _for_memory(workdir: pathlib.Path, begun: Mapping[str, Any]) -> str | None:
 class Recorder(contextlib.AbstractContextManager["Recorder"]):
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
-  Its methods are those of `train.StepRecorder`. Of many processes number 0
+  Its methods are those of `loop.StepRecorder`. Of many processes number 0
   reads and writes the files, and the others learn what it found. As a context
   it records how the run ended.
   """

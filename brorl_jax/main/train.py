@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import logging
 
-from brorl_jax import config, errors, train
+from brorl_jax import config, errors, loop
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
@@ -37,7 +37,7 @@ from brorl_jax.verdicts.base import Example
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
-_STOPS = (FloatingPointError, train.RunEnded, dynamic_sampling.TooManyInvalid)
+_STOPS = (FloatingPointError, loop.RunEnded, dynamic_sampling.TooManyInvalid)
 # A network's file system may show a file late.
 _SEEN_S = 30
 
@@ -147,11 +147,11 @@ def _parts(this: Run, workdir: pathlib.Path, anew: bool, base: Any) -> _Parts:
 
 def stages(
   this: Run, phase: Phase, examples: Examples, scorer: Scorer, store: Store
-) -> train.Stages:
+) -> loop.Stages:
   """The stages of the figure, in a phase of a run."""
   c = phase.config
   most = c.filter.max_oversampling * c.sampling.prompts
-  return train.Stages(
+  return loop.Stages(
     target=c.sampling.prompts,
     plan=sampling.round_plan(phase),
     accelerated=not this.policy.target.on_cpu,
@@ -169,7 +169,7 @@ def stages(
   )
 
 
-def _stages_at(each: list[Any], step: int) -> train.Stages:
+def _stages_at(each: list[Any], step: int) -> loop.Stages:
   """With what changes, in the first step of a phase."""
   phase, made = next(x for x in reversed(each) if x[0].since <= step)
   if step != phase.since or phase.changed is None:
@@ -232,7 +232,7 @@ def _train(
   with recorder, processes.last_word(recorder.cut):
     try:
       with closing(store), stop:
-        ended = train.train(
+        ended = loop.train(
           parts.state,
           stages_at,
           store,
@@ -366,7 +366,7 @@ def closing(store: Store) -> Iterator[None]:
   try:
     yield
   except BaseException as e:
-    ends = train.RunEnded, Interrupted
+    ends = loop.RunEnded, Interrupted
     together = processes.alone() or isinstance(e, ends)
     store.close() if together else store.leave()
     raise

@@ -9,10 +9,9 @@ import pytest
 from absl.testing import flagsaver
 from one_step import resolved
 
-from brorl_jax import main, train
+from brorl_jax import loop, main
 from brorl_jax.learner import state as states
-from brorl_jax.main import __main__, settings
-from brorl_jax.main import train as train_command
+from brorl_jax.main import __main__, settings, train
 from brorl_jax.model import huggingface
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Run
@@ -30,7 +29,7 @@ class Wired(NamedTuple):
   run: Run
   examples: Examples
   scorer: Scorer
-  stages: train.Stages
+  stages: loop.Stages
   state: State
   kept: Groups
 
@@ -46,7 +45,7 @@ def wired():
     params, phase.tx, this.mesh, keep_reference=True, offload="nothing"
   )
   store = checkpoints.Store("nowhere", keep=1, run="")
-  stages = train_command.stages(this, phase, examples, scorer, store)
+  stages = train.stages(this, phase, examples, scorer, store)
   prompts = stages.prompts(1, range(4))
   spec = phase.memory.rollouts.spec(
     SamplingParams(), this.text.stop_ids, this.mesh
@@ -94,7 +93,7 @@ def arrived(monkeypatch):
     found = []
     monkeypatch.setattr(sys, "argv", ["brorl", *args])
     run = lambda c, workdir, **how: found.append((c, str(workdir), how))
-    monkeypatch.setattr(train_command, "run", run)
+    monkeypatch.setattr(train, "run", run)
     with flagsaver.flagsaver():
       __main__.main(settings.parse_flags(sys.argv))
     return found[0]

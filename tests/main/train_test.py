@@ -15,7 +15,7 @@ import tiers
 from one_step import config, resolved
 
 from brorl_jax import config as sections
-from brorl_jax import train as loop
+from brorl_jax import loop
 from brorl_jax.data import dataset
 from brorl_jax.errors import UserError
 from brorl_jax.main import train
