@@ -11,28 +11,37 @@ Axis alphabet, used in every signature and suffix of this package:
 """
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from brorl_jax import rl, verdicts
   from brorl_jax.main.sample import load
+  from brorl_jax.main.train import train
+  from brorl_jax.model.policy import Policy
   from brorl_jax.rollout.sampler import sample
   from brorl_jax.verdicts.domains import verify
 
-__all__ = ["load", "sample", "verify"]
+__all__ = ["Policy", "load", "rl", "sample", "train", "verdicts", "verify"]
 
 # Loaded when used: jax takes seconds, and verifiers import this without it.
 _WHERE = {
-  "load": "brorl_jax.main.sample",
-  "sample": "brorl_jax.rollout.sampler",
-  "verify": "brorl_jax.verdicts.domains",
+  "Policy": "model.policy",
+  "load": "main.sample",
+  "sample": "rollout.sampler",
+  "train": "main.train",
+  "verify": "verdicts.domains",
 }
 
 
 def __getattr__(name: str) -> Any:
-  if name not in _WHERE:
+  if name == "__version__":
+    return importlib.metadata.version(__name__)
+  if name not in __all__:
     raise AttributeError(f"module 'brorl_jax' has no attribute {name!r}")
-  return getattr(importlib.import_module(_WHERE[name]), name)
+  found = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")
+  return getattr(found, name) if name in _WHERE else found
 
 
 def __dir__() -> list[str]:
-  return sorted({*globals(), *__all__})
+  return [*__all__, "__version__"]

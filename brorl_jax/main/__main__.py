@@ -274,7 +274,7 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
     from brorl_jax.plan import resolve
 
     resumes = None if _BEGIN_AGAIN.value else workdir
-    train.run(
+    stopped = train.run(
       resolve.resolve(c, resolve.here(c.devices), resumes),
       workdir,
       allow_change=_ALLOW_CHANGE.value,
@@ -282,6 +282,8 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
       from_step=_FROM_STEP.value,
       profile_step=_PROFILE.value,
     )
+    if stopped is not None:
+      sys.exit(75)  # processes.STOPPED
   elif c and mode == "evaluate":
     from brorl_jax.main import evaluate
     from brorl_jax.plan import resolve

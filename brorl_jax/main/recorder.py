@@ -157,6 +157,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
   profile_step: int | None = None  # whose trace is written to profile/
   # By which the next start knows that this one was killed for memory.
   memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # What is told of each step.
+  told: Callable[[int, Mapping[str, Any]], None] = lambda *_: None
   started = False  # whether a file may have been changed
   stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
@@ -305,6 +307,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     responses = groups.scores.responses[groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
     self._record_unjudged(step, failed, len(responses))
+    self.told(step, scalars)
     self._trace(step + 1)
 
   def _record_unjudged(

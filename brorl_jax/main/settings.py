@@ -11,7 +11,7 @@ import importlib.util
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from absl import flags
@@ -87,11 +87,16 @@ def _checked(args: list[str]) -> list[str]:
     out.append(arg)
   if given is None:
     return out
-  known = _known_fields(_config_path(given))
-  for field in fields:
-    if field not in known:
-      raise UserError(_no_field(field, known, "--config."))
+  require_fields(fields, read(given), "--config.")
   return out
+
+
+def require_fields(names: Iterable[str], c: ConfigDict, prefix: str) -> None:
+  """Raises UserError, with the close match, for a field that is not there."""
+  known = [*config.flat(c.to_dict())]
+  for name in names:
+    if name not in known:
+      raise UserError(_no_field(name, known, prefix))
 
 
 def _config_path(given: str) -> str:
@@ -109,8 +114,9 @@ def _config_path(given: str) -> str:
   return f"{packaged}{colon}{rest}" if packaged.is_file() else given
 
 
-def _known_fields(file: str) -> list[str]:
-  """The fields of a config file; raises UserError if it does not run."""
+def read(file: str) -> ConfigDict:
+  """The config that a file makes; raises UserError if it does not run."""
+  file = _config_path(file)
   if not file:
     must = "give a file, or the name of a packaged config: n512"
     raise UserError(f"--config is empty; {must}")
@@ -126,7 +132,7 @@ def _known_fields(file: str) -> list[str]:
     holder(argv)
     if holder.config is None:
       raise ValueError("get_config returns nothing; end it with `return c`")
-    return [*config.flat(holder.config.to_dict())]
+    return holder.config
   except (Exception, SystemExit) as e:  # a config is code: any error
     raise UserError(f"config file {path}: {_cause(e)}") from None
 

@@ -1,25 +1,32 @@
-"""--mode=train: the stages of the figure, and the loop."""
+"""--mode=train, and training from Python: the stages, and the loop."""
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import hashlib
+import json
 import os
 import pathlib
 import platform
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from absl import logging
+from ml_collections import ConfigDict
 
 from brorl_jax import config, errors, loop
+from brorl_jax import main as process
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError, as_user_error
 from brorl_jax.learner import state as states
-from brorl_jax.main import report, stop_signals
+from brorl_jax.main import report, sample, settings, stop_signals
 from brorl_jax.main.recorder import Recorder, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import adapters, huggingface, spec
@@ -27,17 +34,20 @@ from brorl_jax.plan import checkpoint_source, resolve
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import checkpoints, folder, intact, metrics
+from brorl_jax.runs import checkpoints, folder, intact, lines, metrics
 from brorl_jax.runs.checkpoints import Store
 from brorl_jax.stages import advantages, learning, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import Interrupted, State
+from brorl_jax.verdicts import own
 from brorl_jax.verdicts.base import Example
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 _STOPS = (FloatingPointError, loop.RunEnded, dynamic_sampling.TooManyInvalid)
+# Called after each step with its number and metrics; True ends the run.
+Callback = Callable[[int, Mapping[str, Any]], Any]
 # A network's file system may show a file late.
 _SEEN_S = 30
 
@@ -50,8 +60,14 @@ def run(
   begin_again: bool = False,
   from_step: int | None = None,
   profile_step: int | None = None,
-) -> None:
-  """Trains in a folder, and prints the report."""
+  rewards: Mapping[str, Callable] | None = None,
+  callbacks: Sequence[Callback] = (),
+) -> int | None:
+  """Trains in a folder, and prints the report. Returns the step at which a
+  signal or a callback stopped it before its last, or None.
+
+  `rewards` are functions of this process that config.reward.verifier names.
+  """
   c, leads = this.config, processes.leads()
   if profile_step not in (None, *range(1, c.run.steps + 1)):
     raise UserError(
@@ -66,7 +82,7 @@ def run(
   # orbax logs every file, and a traceback of each error that it raises.
   logging.set_verbosity(logging.FATAL)
   base = None if begin_again else folder.stored(workdir, "base")
-  parts = _parts(this, workdir, allow_change or begin_again, base)
+  parts = _parts(this, workdir, allow_change or begin_again, base, rewards)
   hold = folder.hold(workdir) if leads else contextlib.nullcontext()
   with no_closed_loops(), contextlib.closing(parts.scorer), hold:
     require_one_folder(workdir)
@@ -80,12 +96,13 @@ def run(
       *map(_summary, this.phases),
       sep="\n",
     )
-    stopped = _train(this, workdir, parts, changed, from_step, profile_step)
+    how = from_step, profile_step, callbacks
+    stopped = _train(this, workdir, parts, changed, *how)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command resumes")
-    sys.exit(processes.STOPPED)
-  if leads:
+  elif leads:
     finish(workdir)
+  return stopped
 
 
 class _Parts(NamedTuple):
@@ -97,7 +114,9 @@ class _Parts(NamedTuple):
 
 
 @as_user_error(ValueError)
-def _parts(this: Run, workdir: pathlib.Path, anew: bool, base: Any) -> _Parts:
+def _parts(
+  this: Run, workdir: pathlib.Path, anew: bool, base: Any, rewards: Any = None
+) -> _Parts:
   """Reads the data, starts the verifiers and loads the weights; unless `anew`
   they must fit to what the folder was begun with, and an adapter to its `base`.
   """
@@ -105,7 +124,7 @@ def _parts(this: Run, workdir: pathlib.Path, anew: bool, base: Any) -> _Parts:
   resolve.refuse_changes(before("functions"), this.functions)
   examples = Examples(this.config, this.text)
   examples.refuse_changes(before("data"))
-  scorer = Scorer(this.config.reward, examples)
+  scorer = Scorer(this.config.reward, examples, rewards)
   resolve.refuse_changes(before("functions"), scorer.functions)
   rounds = max(phase.config.sampling.rounds for phase in this.phases)
   if rounds and scorer.whole:
@@ -195,8 +214,9 @@ def _train(
   changed: Mapping[str, Any],
   from_step: int | None,
   profile_step: int | None,
+  callbacks: Sequence[Callback],
 ) -> int | None:
-  """The step at which a signal stopped it before the last; None at the end.
+  """The step at which it was stopped before the last; None at the end.
 
   Every error that ends it early is a UserError of one line.
   """
@@ -229,6 +249,7 @@ def _train(
   each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
   stages_at = functools.partial(_stages_at, each)
   stop = Stop()
+  recorder.told = functools.partial(stop.told_by, callbacks)
   with recorder, processes.last_word(recorder.cut):
     try:
       with closing(store), stop:
@@ -397,14 +418,22 @@ class Stop:
   asked = False  # by a signal to any process
 
   def __enter__(self) -> "Stop":
-    # Until here, see __main__.terminate.
-    ends = stop_signals()
+    # Until here, see __main__.terminate. Python has signals in one thread only.
+    main = threading.current_thread() is threading.main_thread()
+    ends = stop_signals() if main else ()
     self._before = {n: signal.signal(n, self._on_signal) for n in ends}
     return self
 
   def __exit__(self, *_: object) -> None:
     for number, handler in self._before.items():
       signal.signal(number, handler)
+
+  def told_by(
+    self, callbacks: Sequence[Callback], step: int, scalars: Mapping[str, Any]
+  ) -> None:
+    """Calls them all after a step; one that returns True asks for the end."""
+    if any([call(step, scalars) is True for call in callbacks]):
+      self.asked = True
 
   def _on_signal(self, number: int, _: object) -> None:
     self.asked = True
@@ -415,3 +444,135 @@ class Stop:
   def __call__(self) -> bool:
     self.asked = any(processes.gather(self.asked))
     return self.asked
+
+
+# ----------------------------------------------------------------- from Python
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+  """A run in its folder. `stopped` is the step at which a signal or a callback
+  ended it before its last, or None; the same call goes on there.
+  """
+
+  workdir: pathlib.Path
+  stopped: int | None = None
+
+  @functools.cached_property
+  def metrics(self) -> dict[str, np.ndarray]:
+    """Each metric as an array over steps; NaN where a step does not have it."""
+    steps = [*lines.each_line(self.workdir / "metrics.jsonl")]
+    of = lambda name: [x.get(name, np.nan) for x in steps]
+    names = {name for x in steps for name in x}
+    return {name: np.array(of(name), float) for name in sorted(names)}
+
+  @property
+  def samples(self) -> list[dict[str, Any]]:
+    """A few responses of each step, with their verdicts and rewards."""
+    return [*lines.each_line(self.workdir / "samples.jsonl")]
+
+  @property
+  def evaluations(self) -> dict[int, float]:
+    """Pass@1 on the held-out prompts, by step; 0 is before training."""
+    curve = lines.each_line(self.workdir / "eval" / "curve.jsonl")
+    return {x["step"]: x["pass_at_1"] for x in curve}
+
+  @functools.cached_property
+  def policy(self) -> sample.TextPolicy:
+    """The policy of the newest checkpoint, with text as input and output."""
+    return sample.load(self.workdir)
+
+  def plot(self) -> Any:
+    """A figure of the rewards and of the evaluations, for a notebook."""
+    from matplotlib.figure import Figure  # .6 s, which a run does without
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(self.metrics["step"], self.metrics["reward/mean"], label="reward")
+    steps, scores = zip(*self.evaluations.items(), strict=True)
+    axes.plot(steps, scores, "o-", label="pass@1, held out")
+    axes.set_xlabel("step")
+    axes.legend()
+    return figure
+
+
+def train(
+  config: str | ConfigDict = "n512",
+  workdir: str | os.PathLike[str] = "runs/python",
+  *,
+  changes: Mapping[str, Any] | None = None,
+  reward: Callable | Sequence[Callable] = (),
+  data: str | os.PathLike[str] | Sequence[Any] = (),
+  callbacks: Sequence[Callback] = (),
+  allow_config_change: bool = False,
+  begin_again: bool = False,
+) -> TrainedRun:
+  """Trains in this process, as the command does; the same call resumes.
+
+      run = brorl_jax.train("n512:steps", "runs/mine", reward=score, data=rows)
+      run.metrics["reward/mean"], run.policy.sample("6 * 7 = ?")
+
+  Raises UserError in one line for whatever the command refuses.
+
+  Args:
+    config: A file, the name of a packaged config, or what a file's get_config()
+      returns.
+    workdir: Folder of the run.
+    changes: Values by field, such as {"run.steps": 3, "optim.lr": 1e-6}.
+    reward: Functions (response, example, step) or (responses, example, step) of
+      this process, see brorl_jax/verdicts/README.md; they may be `async`. The
+      rewards of several are added. A call that is late becomes invalid, but
+      its thread goes on.
+    data: Rows {"prompt": ..., "answer": ...}, which are written beside the
+      folder, to WORKDIR.jsonl, or files as in config.data.files.
+    callbacks: Called with the number and the metrics of each step; the run
+      ends behind a step for which one returns True.
+    allow_config_change: Resume with a changed config.
+    begin_again: Start at step 1; the files of the folder are set aside.
+  """
+  from_file = isinstance(config, str)
+  c = settings.read(config) if from_file else copy.deepcopy(config)
+  place, changed = pathlib.Path(workdir).expanduser(), dict(changes or {})
+  each = [reward] if callable(reward) else reward
+  rewards = {f"{own.FROM_PYTHON}{f.__name__}": f for f in each}
+  if rewards:
+    changed["reward.verifier"] = tuple(rewards)
+  given = [data] if isinstance(data, str | os.PathLike) else [*data]
+  if given and isinstance(given[0], Mapping):
+    given = [
+      _written(place.with_name(f"{place.name}.jsonl"), given, begin_again)
+    ]
+  if given:
+    changed["data.files"] = tuple(str(path) for path in given)
+  settings.require_fields(changed, c, "changes: ")
+  with as_user_error(TypeError, ValueError):
+    c.update_from_flattened_dict(changed)
+  made = settings.training(c)
+  process.keep_freed_memory()
+  process.take_most_of_a_gpu()
+  process.keep_programs(None)
+  here = resolve.here(made.devices)
+  stopped = run(
+    resolve.resolve(made, here, None if begin_again else place),
+    place,
+    allow_change=allow_config_change,
+    begin_again=begin_again,
+    rewards=rewards,
+    callbacks=callbacks,
+  )
+  return TrainedRun(place, stopped)
+
+
+def _written(
+  path: pathlib.Path, rows: Sequence[Any], anew: bool
+) -> pathlib.Path:
+  """A file of these rows; raises UserError if it has others."""
+  text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+  if path.exists() and not anew and path.read_text() != text:
+    raise UserError(
+      f"{path} has other rows than data; choose another workdir, or pass "
+      "begin_again=True"
+    )
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(text)
+  return path

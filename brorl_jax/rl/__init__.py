@@ -1,1 +1,19 @@
 """The paper as functions: jax.numpy only, no I/O, no state."""
+
+from brorl_jax.rl import (
+  advantages,
+  corrections,
+  filtering,
+  length_penalty,
+  losses,
+  lr_scaling,
+  mass_balance,
+  pass_at_k,
+  simulator,
+  vocabulary,
+)
+
+__all__ = [
+  "advantages", "corrections", "filtering", "length_penalty", "losses",
+  "lr_scaling", "mass_balance", "pass_at_k", "simulator", "vocabulary",
+]  # fmt: skip

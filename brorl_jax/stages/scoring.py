@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,14 @@ class Scorer:
     whole: One of them that takes all responses to a prompt, or "".
   """
 
-  def __init__(self, c: Reward, examples: Examples):
-    """Starts the workers, and imports own functions; raises ValueError if this
-    machine cannot run untrusted programs safely.
+  def __init__(
+    self,
+    c: Reward,
+    examples: Examples,
+    given: Mapping[str, Callable] | None = None,
+  ):
+    """Starts the workers, and imports own functions that are not `given`;
+    raises ValueError if this machine cannot run untrusted programs safely.
     """
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
@@ -41,7 +46,7 @@ class Scorer:
     self.whole = ""
     self._pool: Pool | own.Rewards
     if c.verifier:
-      self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
+      self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s, given=given)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
         field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
         self.functions[field] = {"name": name, "digest": digest}

@@ -13,6 +13,7 @@ depend on their arguments alone, because a resumed run calls them again.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import dataclasses
@@ -21,12 +22,14 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import math
 import os
 import pathlib
 import queue
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +46,8 @@ from brorl_jax.verdicts.sandbox import process, seccomp_landlock
 from brorl_jax.verdicts.sandbox.process import Deadline, Failed
 from brorl_jax.verdicts.strict_json import alike, show
 
+SKIPPED = "no reward: the function returned None"
+FROM_PYTHON = "python:"  # begins the name of a function that is no file's
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
 _WHAT = "config.reward.verifier"
 _PLACES = "'file.py:function' or 'package.module:function'"
@@ -55,6 +60,10 @@ _IN_A_ROW = 8  # give up after this many calls without an answer
 # Seconds of work that a process is given at once: a question and its answer
 # take .3 ms, which is most of what a quick function needs.
 _AT_ONCE_S = 0.02
+# Calls of an `async` function that wait at a time, unless the function has an
+# attribute `concurrency`, and how often one is tried again (`retries`), after
+# a pause. One that does not let the others go on is late after the spare time.
+_TOGETHER, _RETRIES, _PAUSE_S, _SPARE_S = 32, 2, 0.5, 5.0
 _LOAD_S = 600.0  # a module may load a model
 _MAX_REPLY = 1 << 30  # bytes
 _ENVIRONMENT = {
@@ -160,18 +169,37 @@ def _message(error: BaseException) -> str:
 
 class Function(NamedTuple):
   name: str  # the name as given, such as "mine.py:score"
-  call: Callable[..., Any]
+  call: Any  # None where another process calls it
   whole: bool  # whether it takes all responses to a prompt at once
   takes: frozenset[str]  # which of "example" and "step" it takes
   digest: str  # see Named
+  # Of an `async` function, how many calls wait at a time, and how often one
+  # that raises or is late is tried; otherwise 0 and 1.
+  together: int = 0
+  tries: int = 1
+
+  def share(self, workers: int) -> int:
+    """Calls that wait at a time in one of the workers."""
+    return max(self.together // workers, 1)
+
+  def seconds(self, timeout_s: float, responses: int, workers: int) -> float:
+    """What a question with that many responses may take."""
+    turns = 1 if self.whole else -(-responses // self.share(workers))
+    each = (timeout_s + _PAUSE_S) * self.tries
+    return each * turns + _SPARE_S if self.together else timeout_s
 
 
-def load(name: str) -> Function:
-  """Imports a reward function; ValueError if its signature is another."""
-  call, digest = find(name, {}, what=_WHAT)
+def load(name: str, given: Mapping[str, Callable] | None = None) -> Function:
+  """Imports a reward function, or takes it from those that are given by name;
+  ValueError if its signature is another.
+  """
   where = f"{_WHAT} = {name!r}"
-  if inspect.iscoroutinefunction(call):
-    raise ValueError(f"{where} is async; use a function with asyncio.run in it")
+  if given and name in given:
+    call, digest = given[name], _source_digest(given[name])
+  elif name.startswith(FROM_PYTHON):
+    raise ValueError(f"{where} was reward= of brorl_jax.train; call that again")
+  else:
+    call, digest = find(name, {}, what=_WHAT)
   try:
     parameters = inspect.signature(call).parameters
   except (TypeError, ValueError):  # some functions in C
@@ -184,26 +212,105 @@ def load(name: str) -> Function:
     if other.name not in ("example", "step") and not optional:
       raise ValueError(f"{where} has parameter {other}; {_PARAMETERS}")
   takes = frozenset(parameters) & {"example", "step"}
-  return Function(name, call, first == "responses", takes, digest)
+  out = Function(name, call, first == "responses", takes, digest)
+  if not inspect.iscoroutinefunction(call):
+    return out
+  together, retries = (
+    getattr(call, field, usual)
+    for field, usual in (("concurrency", _TOGETHER), ("retries", _RETRIES))
+  )
+  for field, value, least in (
+    ("concurrency", together, 1), ("retries", retries, 0),
+  ):  # fmt: skip
+    if not isinstance(value, int) or value < least:
+      raise ValueError(f"{where}: {field} = {value!r}; use {least} or more")
+  return out._replace(together=together, tries=retries + 1)
+
+
+def _source_digest(call: Callable) -> str:
+  """As of `Named`, of the text of a function; "" where there is none."""
+  try:
+    text = inspect.getsource(call)
+  except (OSError, TypeError):
+    return ""
+  return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def answers(
+  function: Function,
+  responses: Sequence[str],
+  example: str,
+  step: int | None,
+  timeout_s: float,
+  workers: int,
+) -> list[Verdict]:
+  """The verdicts on responses to one prompt; never raises. The calls of an
+  `async` function wait together, `timeout_s` each.
+  """
+  calls = [[*responses]] if function.whole else [[one] for one in responses]
+  if not function.together:
+    found = [verdicts(function, call, example, step) for call in calls]
+    return [*itertools.chain(*found)]
+
+  async def answer(call: list[str], gate: asyncio.Semaphore) -> list[Verdict]:
+    found = list[Verdict]()
+    for again in reversed(range(function.tries)):
+      async with gate:
+        made: Any = function.call(**_arguments(function, call, example, step))
+        try:
+          value = await asyncio.wait_for(made, timeout_s)
+          return _read(function, value, call)
+        except TimeoutError:
+          late = f"{function.name}: late: no answer in {timeout_s:g} s"
+          found = [_invalid(late)] * len(call)
+        except BaseException as error:
+          found = _failed(function, call, error)
+      if again:
+        await asyncio.sleep(_PAUSE_S)
+    return found
+
+  async def every() -> list[list[Verdict]]:
+    gate = asyncio.Semaphore(function.share(workers))
+    return await asyncio.gather(*(answer(call, gate) for call in calls))
+
+  return [*itertools.chain(*asyncio.run(every()))]
+
+
+def _arguments(
+  function: Function, responses: Sequence[str], example: str, step: int | None
+) -> dict[str, Any]:
+  # From a JSON text, so that a call cannot change the next one's example.
+  # Passed by name, so that the order of parameters is free.
+  known = {"example": loads(example), "step": step}
+  known = {k: v for k, v in known.items() if k in function.takes}
+  if function.whole:
+    return {"responses": [*responses], **known}
+  return {"response": responses[0], **known}
 
 
 def verdicts(
   function: Function, responses: Sequence[str], example: str, step: int | None
 ) -> list[Verdict]:
   """The verdicts of one call on one response, or on all; never raises."""
-  # From a JSON text, so that a call cannot change the next one's example.
-  known = {"example": loads(example), "step": step}
-  known = {k: v for k, v in known.items() if k in function.takes}
   try:
-    # Passed by name, so that the order of parameters is free.
-    if function.whole:
-      value = function.call(responses=[*responses], **known)
-      values = _values(value, len(responses))
-    else:
-      values = [function.call(response=responses[0], **known)]
+    value = function.call(**_arguments(function, responses, example, step))
+    return _read(function, value, responses)
   except BaseException as error:  # user code may raise SystemExit too
-    why = failure(function.name, function.call, error)
-    return [_invalid(why)] * len(responses)
+    return _failed(function, responses, error)
+
+
+def _failed(
+  function: Function, responses: Sequence[str], error: BaseException
+) -> list[Verdict]:
+  why = failure(function.name, function.call, error)
+  return [_invalid(why)] * len(responses)
+
+
+def _read(
+  function: Function, value: Any, responses: Sequence[str]
+) -> list[Verdict]:
+  """The verdicts that a function returned; raises if they are not as many."""
+  values = _values(value, len(responses)) if function.whole else [value]
   found = []
   for value, response in zip(values, responses, strict=True):
     try:
@@ -246,6 +353,8 @@ def _values(value: Any, n: int) -> list[Any]:
 
 
 def _verdict(value: Any, response: str) -> Verdict:
+  if value is None:  # says nothing of this response
+    return Verdict("invalid", 0.0, SKIPPED, "")
   if not isinstance(value, Verdict):
     score = _number(value)
     status, reason = ("pass", "") if score >= 1.0 else ("fail", "below 1")
@@ -312,27 +421,32 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     *,
     timeout_s: float = 60.0,
     workers: int | None = None,
+    given: Mapping[str, Callable] | None = None,
   ):
-    """Imports the functions in one process; others start when needed.
+    """Imports the functions in one process; others start when needed. With any
+    `given` function all are called in threads of this process.
 
     `timeout_s` is for one call; `workers` defaults to `pool.size()`. Raises
     ValueError if a function cannot be imported or has another signature.
     """
     workers = workers or pool.size()
-    self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
+    self._idle: queue.LifoQueue[FunctionWorker | ThreadWorker]
+    self._idle = queue.LifoQueue()
     self.digests: dict[str, str] = {}  # of the functions' files, by name
-    how = names, timeout_s, self.digests
-    self._workers = [FunctionWorker(*how) for _ in range(workers)]
+    make = functools.partial(ThreadWorker, given) if given else FunctionWorker
+    how = names, timeout_s, workers, self.digests
+    self._workers = [make(*how) for _ in range(workers)]
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
     self._in_a_row = 0
     self._each_s = [_AT_ONCE_S] * len(names)  # for one response
     try:
-      self.whole = self._workers[-1].load()
+      self._functions = self._workers[-1].load()
     except Failed as error:
       self._workers[-1].close()
       raise ValueError(str(error)) from None
+    self.whole = [function.whole for function in self._functions]
     self._threads = futures.ThreadPoolExecutor(workers, "reward")
 
   def __exit__(self, *_: object) -> None:
@@ -373,6 +487,8 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     # Equal responses are scored once.
     distinct = [*dict.fromkeys(texts)]
     size = max(int(_AT_ONCE_S / self._each_s[which]), 1)
+    if self._functions[which].together:
+      size = max(len(distinct), 1)
     starts = range(0, len(distinct), size)
     calls = [submit(distinct[i : i + size]) for i in starts]
 
@@ -419,6 +535,8 @@ def _joined(scored: Iterable[tuple[TimedVerdict, ...]]) -> list[TimedVerdict]:
 def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
   """The sum of several functions' verdicts on a response."""
   verdicts_ = [each.verdict for each in scored]
+  # A function that says None takes no part, unless all do.
+  verdicts_ = [v for v in verdicts_ if v.reason != SKIPPED] or verdicts_[:1]
   seconds = sum(each.seconds for each in scored)
   for verdict in verdicts_:
     if verdict.status == "invalid":
@@ -427,27 +545,79 @@ def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
   return TimedVerdict(dataclasses.replace(verdicts_[0], score=score), seconds)
 
 
+class ThreadWorker:
+  """Calls functions of this process. One that is late goes on in its thread."""
+
+  def __init__(
+    self,
+    given: Mapping[str, Callable],
+    names: Sequence[str],
+    timeout_s: float,
+    workers: int,
+    digests: dict[str, str],
+  ):
+    self._functions = [load(name, given) for name in names]
+    self._timeout_s, self._workers = timeout_s, workers
+    digests |= {f.name: f.digest for f in self._functions}
+
+  def load(self) -> list[Function]:
+    """The functions."""
+    return self._functions
+
+  def ask(
+    self, which: int, responses: Sequence[str], example: str, step: int | None
+  ) -> list[Verdict]:
+    """The verdicts on the responses of one call; raises Failed."""
+    function, how = self._functions[which], (self._timeout_s, self._workers)
+    found = queue.SimpleQueue[list[Verdict]]()
+
+    def call() -> None:
+      found.put(answers(function, responses, example, step, *how))
+
+    threading.Thread(target=call, daemon=True).start()
+    most = function.seconds(self._timeout_s, len(responses), self._workers)
+    try:
+      return found.get(timeout=most)
+    except queue.Empty:
+      late = f"{function.name}: late: no answer in {most:g} s"
+      raise Failed(late) from None
+
+  def stop(self) -> None:
+    """Has no process to end."""
+
+  close = stop
+
+
 class FunctionWorker(process.Worker):
   """A process that calls a user's functions; one thread asks at a time."""
 
   def __init__(
-    self, names: Sequence[str], timeout_s: float, digests: dict[str, str]
+    self,
+    names: Sequence[str],
+    timeout_s: float,
+    workers: int,
+    digests: dict[str, str],
   ):
     """`digests` are the hashes that the first of all processes loaded."""
     super().__init__(reply_bytes=_MAX_REPLY)
     self._names, self._timeout_s, self._digests = names, timeout_s, digests
+    self._workers, self._functions = workers, list[Function]()
 
-  def load(self) -> list[bool]:
-    """Starts the process; which functions take a group; raises Failed."""
+  def load(self) -> list[Function]:
+    """Starts the process; its functions, without `call`; raises Failed."""
     with self._question(f"{_WHAT} = {[*self._names]}"):
-      error, digests, whole = self._begin(_LOAD_S)
-      digests, whole = {**digests}, [*whole]
+      error, digests, forms = self._begin(_LOAD_S)
+      digests = {**digests}
+      bare = lambda name, whole, *more: Function(
+        name, None, whole, frozenset(), digests[name], *more
+      )
+      self._functions = [*itertools.starmap(bare, forms)]
     if error:
       raise Failed(error)
     for name, digest in digests.items():
       if self._digests.setdefault(name, digest) != digest:
         raise Failed(f"the file of {name} changed during the run")
-    return whole
+    return self._functions
 
   def ask(
     self, which: int, responses: Sequence[str], example: str, step: int | None
@@ -455,9 +625,12 @@ class FunctionWorker(process.Worker):
     """The verdicts on the responses of one call; raises Failed."""
     if not self._running():
       self.load()
-    question = dumps([which, [*responses], example, step]).encode()
-    with self._question(self._names[which]):
-      found = self._answer(question, Deadline(self._timeout_s), self._timeout_s)
+    how = self._timeout_s, self._workers
+    question = dumps([which, [*responses], example, step, *how]).encode()
+    function = self._functions[which]
+    most = function.seconds(self._timeout_s, len(responses), self._workers)
+    with self._question(function.name):
+      found = self._answer(question, Deadline(most), most)
       return [Verdict(*one) for one in _values(found, len(responses))]
 
   def _start(self, life: socket, link: socket) -> subprocess.Popen:
@@ -491,13 +664,11 @@ def _work(link: int, names: Sequence[str]) -> None:
     field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
     fault = f"{field}{text or type(error).__name__}"
   digests = {f.name: f.digest for f in functions}
-  hello = fault, digests, [f.whole for f in functions]
+  forms = [(f.name, f.whole, f.together, f.tries) for f in functions]
+  hello = fault, digests, forms
 
   def answer(question: Any) -> list[Any]:
-    which, said, *rest = question
-    function = functions[which]
-    calls = [said] if function.whole else [[response] for response in said]
-    found = [one for call in calls for one in verdicts(function, call, *rest)]
-    return [*map(dataclasses.astuple, found)]
+    which, *rest = question
+    return [*map(dataclasses.astuple, answers(functions[which], *rest))]
 
   process.serve(link, hello, answer, reply_bytes=_MAX_REPLY)

@@ -9,11 +9,13 @@ import types
 import configured
 import hub_cache
 import messages
+import numpy as np
 import pytest
 import runs_for_tests as made
 import tiers
 from one_step import config, resolved
 
+import brorl_jax
 from brorl_jax import config as sections
 from brorl_jax import loop
 from brorl_jax.data import dataset
@@ -230,3 +232,77 @@ def test_what_decides_the_numbers_is_named(tmp_path):
     changed, of = of, decide()
     differ = {k for k in of if of[k] != changed[k]}
     assert differ == {"the policy's files (a hash)"}
+
+
+# ----------------------------------------------------------------- from Python
+
+ROWS = [{"prompt": f"A number below {k}?", "answer": str(k)} for k in range(64)]
+
+
+async def odd(response, example):
+  return float(any(digit in response for digit in "13579"))
+
+
+def from_python(workdir, *, steps=3, **more):
+  changes = {"run.steps": steps, "eval.n": 2}
+  changes |= {"sampling.n": 16, "sampling.samples": 64}
+  how = {"changes": changes, "reward": odd, "data": ROWS} | more
+  return brorl_jax.train("n512:tiny", workdir, **how)
+
+
+def test_training_from_python_stops_resumes_and_shows_what_it_did(tmp_path):
+  """As a run that nothing stopped, bit for bit."""
+  told = {}
+
+  def stops(step, metrics):
+    told[step] = metrics["reward/mean"]
+    return step == 2
+
+  stopped = from_python(tmp_path / "a", callbacks=[stops])
+  assert stopped.stopped == 2 and stopped.metrics["step"].tolist() == [1, 2]
+  assert [*told.values()] == stopped.metrics["reward/mean"].tolist()
+  run = from_python(tmp_path / "a")
+  whole = from_python(tmp_path / "b")
+  assert run.stopped is None
+  for name in ("step", "reward/mean", "policy/entropy", "optim/grad_norm"):
+    np.testing.assert_array_equal(run.metrics[name], whole.metrics[name])
+  assert [*run.evaluations] == [0, 3] and run.samples[0]["step"] == 1
+  assert len(run.policy.sample("A number below 7?", n=2)) == 2
+  lines = run.plot().axes[0].lines
+  np.testing.assert_array_equal(
+    lines[0].get_ydata(), run.metrics["reward/mean"]
+  )
+
+
+@pytest.mark.parametrize("wrong, why", [
+  ({"changes": {"optim.lrr": 1.0}}, "no changes: optim.lrr; did you mean"),
+  ({"changes": {"optim.lr": "fast"}}, "fast"),
+  ({"data": ["missing.jsonl"]}, "missing.jsonl"),
+  ({"reward": lambda answer: 1.0}, "takes (answer)"),
+  ({"config": "n521"}, "n521"),
+])  # fmt: skip
+def test_what_training_from_python_refuses(tmp_path, wrong, why):
+  how = {"config": "n512:tiny", "reward": odd, "data": ROWS} | wrong
+  with messages.refuses(UserError, why):
+    brorl_jax.train(workdir=tmp_path / "run", **how)
+
+
+def test_rows_of_a_folder_are_not_others(tmp_path):
+  path = train._written(tmp_path / "run.jsonl", ROWS, anew=False)
+  assert train._written(path, ROWS, anew=False).read_text().count("\n") == 64
+  with messages.refuses(
+    UserError, "run.jsonl has other rows ... begin_again=True"
+  ):
+    train._written(path, ROWS[1:], anew=False)
+  assert train._written(path, ROWS[1:], anew=True).read_text().count("\n") == 63
+
+
+def test_what_python_shows_is_public():
+  assert {*dir(brorl_jax)} == {*brorl_jax.__all__, "__version__"}
+  for name in brorl_jax.__all__:
+    assert getattr(brorl_jax, name) is not None
+  assert callable(brorl_jax.train) and brorl_jax.rl.losses.LOSSES
+  assert brorl_jax.verdicts.math.verify(r"\boxed{4}", "4").status == "pass"
+  assert {*dir(brorl_jax.verdicts)} == {*brorl_jax.verdicts.__all__}
+  with pytest.raises(AttributeError, match="no attribute 'trian'"):
+    getattr(brorl_jax, "trian")  # noqa: B009

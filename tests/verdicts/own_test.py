@@ -1,6 +1,8 @@
 """Functions of a user by name, and the rewards among them."""
 
+import asyncio
 import fractions
+import functools
 import json
 import os
 import pathlib
@@ -131,7 +133,7 @@ def test_parameters_are_told_by_their_names(file, signature, got):
 @pytest.mark.parametrize("text, why", [
   ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
   ("def score(response, gold): ...", "gold"),
-  ("async def score(response): ...", "async"), ("score = int", "takes"),
+  ("score = int", "takes"),
   ("score = 1", "'score'"),
   ("import absent_xyz", "line 1: ModuleNotFoundError"),
   ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
@@ -171,8 +173,7 @@ def test_numbers_of_all_kinds_are_scores(value, score):
 
 
 @pytest.mark.parametrize("value, why", [
-  (None, "None ... number"), ("1.0", "'1.0' ... number"),
-  (b"1", "returned b'1'; return a number"),
+  ("1.0", "'1.0' ... number"), (b"1", "returned b'1'; return a number"),
   (bytearray(b"1"), "return a number"),
   ([1.0], "returned [1.0]; return a number"),
   ({}, "{} ... number"), (1j, "1j ... number"),
@@ -611,3 +612,133 @@ def test_lines_of_any_columns_are_examples(tmp_path):
   for one, line in zip(found, lines, strict=True):
     assert one.entry == {} and one.question == line["prompt"]
     assert one.columns == {k: v for k, v in line.items() if k != "prompt"}
+
+
+# Functions that wait for others, and functions of this process.
+
+
+def given(*functions, responses, timeout_s=60.0, workers=1):
+  named = {f"python:{f.__name__}": f for f in functions}
+  how = {"timeout_s": timeout_s, "workers": workers, "given": named}
+  with own.Rewards([*named], **how) as rewards:
+    [row] = rewards.score([own.Group(responses, example())], step=3)
+  return [scored.verdict for scored in row]
+
+
+def waits(concurrency):
+  """A reward that says how many of its calls waited at most at a time."""
+  now, most = [0], [0]
+
+  async def score(response, example):
+    now[0] += 1
+    most[0] = max(most[0], now[0])
+    await asyncio.sleep(0.01)
+    now[0] -= 1
+    return len(response) / 10
+
+  score.concurrency = concurrency
+  return score, most
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_calls_wait_together_up_to_a_bound(concurrency):
+  score, most = waits(concurrency)
+  found = given(score, responses=["a" * n for n in range(8)])
+  assert [v.score for v in found] == [n / 10 for n in range(8)]
+  assert most == [concurrency]
+
+
+def test_workers_share_the_bound():
+  score, _ = waits(6)
+  loaded = own.load("python:score", {"python:score": score})
+  assert [loaded.share(workers) for workers in (1, 4, 9)] == [6, 1, 1]
+  # 6 waiting, each three times .5 s and a pause: eight calls take two turns.
+  turn = 3 * (0.5 + own._PAUSE_S)
+  assert loaded.seconds(0.5, 8, 1) == 2 * turn + own._SPARE_S
+
+
+def test_an_async_call_is_tried_again_and_one_that_is_late_is_alone(
+  monkeypatch,
+):
+  monkeypatch.setattr(own, "_PAUSE_S", 0.0)
+  tried = []
+
+  async def score(response):
+    tried.append(response)
+    if response == "late":
+      await asyncio.sleep(9.0)
+    if tried.count(response) < 3:
+      raise ConnectionError("no route")
+    return 1.0
+
+  flaky, late = given(score, responses=["flaky", "late"], timeout_s=0.05)
+  assert flaky.status == "pass" and tried.count("flaky") == 3
+  assert late.status == "invalid" and mentions(late.reason, "score: late")
+  score.retries = 0
+  tried.clear()
+  [once] = given(score, responses=["flaky"])
+  assert mentions(once.reason, "score, line ... ConnectionError: no route")
+
+
+def test_an_async_function_of_a_file(file):
+  text = "async def score(responses):\n  return [len(r) for r in responses]\n"
+  found = judged([f"{file(text)}:score"], ["a", "abc"])
+  assert [verdict.score for verdict in found] == [1.0, 3.0]
+
+
+def test_a_wrong_bound_is_refused():
+  score, _ = waits(0)
+  with refuses(ValueError, "concurrency = 0; use 1 or more"):
+    own.load("python:score", {"python:score": score})
+
+
+def test_none_takes_no_part():
+  def some(response):
+    return None if response == "a" else 2.0
+
+  def all_(response):
+    return 0.25
+
+  only, both = given(some, responses=["a", "b"])
+  assert (only.status, only.reason) == ("invalid", own.SKIPPED)
+  assert both.score == 2.0
+  assert [v.score for v in given(some, all_, responses=["a", "b"])] == [
+    0.25,
+    2.25,
+  ]
+
+
+def test_functions_of_this_process_run_in_it_and_may_be_late():
+  def score(response):
+    if response == "late":
+      time.sleep(9.0)
+    return float(os.getpid())
+
+  found = given(score, responses=["a", "late", "b"], timeout_s=0.2)
+  assert [v.score for v in found[::2]] == [os.getpid()] * 2
+  assert found[1].status == "invalid"
+  with refuses(ValueError, "'python:score' was reward= of brorl_jax.train"):
+    own.load("python:score")
+
+
+def test_what_a_function_says_is_known_by_its_text():
+  def first(response):
+    return 1.0
+
+  named = lambda f: own.load("python:f", {"python:f": f}).digest
+  assert named(first) == named(first) != named(lambda response: 1.0) != ""
+  assert named(functools.partial(first)) == ""
+
+
+def test_a_reward_of_trl_needs_an_adapter():
+  """As verdicts/README.md has it."""
+
+  def of_trl(prompts, completions, answer, **_):
+    return [float(a in c) for a, c in zip(answer, completions, strict=True)]
+
+  def score(responses, example):
+    columns = {k: [v] * len(responses) for k, v in example.items()}
+    return of_trl(columns.pop("prompt"), responses, **columns)
+
+  found = given(score, responses=["it is 8", "9"])
+  assert [v.score for v in found] == [1.0, 0.0]
