@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import functools
 import itertools
+import operator
 import os
 import pathlib
 import platform
@@ -356,27 +357,25 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     return folder.identity(config.as_dict(self.c), self.entries.get("data"))
 
   def keep(self, step: int, finished: Finished) -> None:
-    """Writes sampled/step_N.PROCESS.npz; see `sampled`."""
-    if not finished:
+    """Writes sampled/step_N.PROCESS.npz, with a max_age also if nothing was;
+    see `sampled`.
+    """
+    if not finished and not self.c.run.max_age:
       return
     every = [*finished.values()]
     of = lambda take: np.concatenate([take(x) for x in every])
     part = self.workdir / "sampled" / f"part.{jax.process_index()}.npz"
     part.parent.mkdir(exist_ok=True)
-    age = {} if every[0].age is None else {"age": of(lambda x: x.age[x.mask])}
-    np.savez(
-      part,
-      allow_pickle=False,
-      key=self._key,
-      chunks=np.array([*finished]),
-      most=every[0].mask.shape[2],
-      tokens=of(lambda x: x.tokens[x.mask]),
-      logp=of(lambda x: x.logp[x.mask]),
-      length=of(lambda x: x.mask.sum(axis=2)),
-      truncated=of(lambda x: x.truncated),
-      slot_steps=of(lambda x: x.slot_steps),
-      **age,
-    )
+    arrays: dict[str, Any] = {"key": self._key, "chunks": np.array([*finished])}
+    arrays["processes"] = jax.process_count()
+    if every:
+      arrays["most"] = every[0].mask.shape[2]
+      arrays["length"] = of(lambda x: x.mask.sum(axis=2))
+      for name in ("tokens", "logp", "age")[: 3 - (every[0].age is None)]:
+        arrays[name] = of(lambda x, name=name: getattr(x, name)[x.mask])
+      for name in ("truncated", "slot_steps"):
+        arrays[name] = of(operator.attrgetter(name))
+    np.savez(part, allow_pickle=False, **arrays)
     with part.open("rb") as file:
       os.fsync(file.fileno())  # before the checkpoint that it belongs to
     part.replace(part.with_name(part.name.replace("part", f"step_{step}")))
@@ -395,17 +394,29 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
 
   def sampled(self, step: int) -> Finished:
     """What was sampled of this step before it began. Without a max_age files of
-    other steps are removed; one that cannot be read is left out.
+    other steps are removed; one that cannot be read is left out. With a max_age
+    that raises UserError, unless the start changes the config.
     """
-    found: Finished = {}
-    for path in sorted((self.workdir / "sampled").glob("step_*.npz")):
+    found, count, age = dict[Chunk, types.Rollouts](), 1, self.c.run.max_age
+    goes_on = age > 0 and step > 1
+    crosses = goes_on and not self.changed
+    of = lambda i: self.workdir / "sampled" / f"step_{step}.{i}.npz"
+    for path in sorted(of(0).parent.glob("step_*.npz")):
       try:
         if path.name.startswith(f"step_{step}."):
-          found |= read_sampled(path, self._key)
-        elif self._open and not self.c.run.max_age:
+          more, processes_then = read_sampled(path, self._key)
+          found, count = found | more, max(count, processes_then)
+        elif self._open and not age:
           path.unlink()
       except (OSError, ValueError, KeyError, zipfile.BadZipFile) as e:
+        if crosses:
+          raise _lost(path, f"cannot be read: {first_line(e)}") from None
         self.warn(f"{path} is not used: {first_line(e)}")
+    for path in (of(i) for i in range(count * crosses)):
+      if not path.exists():
+        raise _lost(path, "is missing")
+    if goes_on and not (crosses or of(jax.process_index()).exists()):
+      self.keep(step, {})  # which a later start without a change looks for
     return found
 
   def evaluate(self, step: int, params: PyTree) -> float:
@@ -562,11 +573,21 @@ def visits(
     }
 
 
-def read_sampled(path: pathlib.Path, key: str) -> Finished:
-  """The chunks in a file of `Recorder.keep`; none of another config."""
+def _lost(path: pathlib.Path, why: str) -> UserError:
+  return UserError(
+    f"{path}, from which rollouts go on, {why}; put it back, or go on without "
+    "it: --allow_config_change --config.run.max_age=0"
+  )
+
+
+def read_sampled(path: pathlib.Path, key: str) -> tuple[Finished, int]:
+  """The chunks in a file of `Recorder.keep`, none of another config, and of how
+  many processes it is one.
+  """
   with path.open("rb") as opened, np.load(opened) as file:
-    if str(file["key"]) != key:
-      return {}
+    count = int(file["processes"])
+    if str(file["key"]) != key or not len(file["chunks"]):
+      return {}, count
     length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))
     mask = np.arange(file["most"]) < length[..., None]
     found = [tokens, logp, *(file[x] for x in ("age",) if x in file)]
@@ -578,7 +599,7 @@ def read_sampled(path: pathlib.Path, key: str) -> Finished:
     out = types.Rollouts(whole[0], whole[1], mask, *more)
     chunks = [Chunk(int(p), int(n)) for p, n in file["chunks"]]
   one = lambda i: jax.tree.map(lambda x: x[i : i + 1], out)
-  return {chunk: one(i) for i, chunk in enumerate(chunks)}
+  return {chunk: one(i) for i, chunk in enumerate(chunks)}, count
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:

@@ -123,7 +123,14 @@ class Policy(PolicySpec):
     are read in place of both.
     """
     if trees is not None:
-      found = self._tree_logp(params, trees, temperature)
+
+      def ends(params, token, end, parent, target):
+        hidden, _, _ = self._own(params, token[:, None], None, end=end[:, None])
+        at = jnp.take_along_axis(hidden[:, 0], parent[..., None], axis=1)
+        return layers.token_logp(self, params, at, target, temperature)
+
+      read = sharding.over_rows(ends, params, self.mesh)
+      found = read(trees.token, trees.end, trees.parent, trees.target)
       rows = jnp.arange(len(trees.at))[:, None, None]
       logp, entropy = (x[rows, trees.at] for x in found)
       return logp, entropy
@@ -139,17 +146,6 @@ class Policy(PolicySpec):
     out = sharding.over_rows(here, params, self.mesh)(*rows)
     logp, entropy = (join(x.reshape(rows[2].shape)) for x in out)
     return logp, entropy
-
-  def _tree_logp(
-    self, params: PyTree, trees: Trees, temperature: float
-  ) -> tuple[Float[Array, "P E"], Float[Array, "P E"]]:
-    def here(params, token, end, parent, target):
-      hidden, _, _ = self._own(params, token[:, None], None, end=end[:, None])
-      at = jnp.take_along_axis(hidden[:, 0], parent[..., None], axis=1)
-      return layers.token_logp(self, params, at, target, temperature)
-
-    read = sharding.over_rows(here, params, self.mesh)
-    return read(trees.token, trees.end, trees.parent, trees.target)
 
   def _response(
     self, params, prompt, prompt_mask, response

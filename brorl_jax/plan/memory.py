@@ -169,9 +169,11 @@ class Load:
     if blocks:  # a kernel over the pool keeps no scores of a row's own tokens
       cache, fewer, extra, keys = self._cache(blocks * C), 0, 0, 0
     else:
+      how = {"prompt": self.prompt_tokens, "new": self.max_new_tokens}
+      second = sampler.compact_sizes(A, R, **how, pool=False)[1:2]
+      fewer = self._cache(sum(map(math.prod, second)) * C) if pages > 1 else 0
       extra = self._cache(A * R * C) if pages > 1 else 0
       cache, keys = pages * self._cache(A * R * C), pages * C
-      fewer = self._cache(self._fewer(A, R) * C) if pages > 1 else 0
     decoding = {
       "lanes": self._heads(window),
       "cache": cache + extra,
@@ -183,13 +185,6 @@ class Load:
       "compacting": always | {"cache": cache + fewer},
       "finishing": always | {"cache": cache, "results": results * places},
     }
-
-  def _fewer(self, A: int, R: int) -> int:
-    """Slots after one step of compaction, at most."""
-    sizes = sampler.compact_sizes(
-      A, R, prompt=self.prompt_tokens, new=self.max_new_tokens, pool=False
-    )
-    return math.prod(sizes[1]) if len(sizes) > 1 else 0
 
   def need(self, lanes: int, slots: int) -> int:
     """Bytes of a device, when most is needed."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from brorl_jax.many import processes
 from brorl_jax.types import (
@@ -52,9 +52,9 @@ _LOOK_S = 0.05
 _USUAL = 32
 # Of a step's candidates at least this share is expected to pass.
 _LEAST = 1 / 8
-# Steps of candidates that are begun, if they may cross it. What is in progress
-# at the end is decoded again: with 2 steps, 171 rollouts/s instead of 186 (64
-# H100 by simulation, plan/step_time.py; 183 with 1.3, 142 if none may cross).
+# Steps of candidates that are begun, if they may cross it; by simulation of 64
+# H100 (plan/step_time.py) 186 rollouts/s, 183 with 1.3, 171 with 2, 142 if none
+# may. What crosses, read in one pass and not decoded again, would bring 188.
 _AHEAD = 1.5
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
@@ -91,12 +91,6 @@ def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   """The prompts of these chunks, and which of their rollouts to make."""
   first = np.array([chunk.first for chunk in chunks], np.int32)
   return dataclasses.replace(prompts, first=first)
-
-
-def _packed(made: Rollouts) -> Int[np.ndarray, "P N T 2"]:
-  """Tokens and the bits of log-probabilities, -1 where there is none."""
-  both = np.stack([made.tokens, made.logp.view(np.int32)], axis=-1)
-  return np.where(made.mask[..., None], both, -1).astype(np.int32)
 
 
 def _joined(*parts: Any) -> Any:
@@ -327,8 +321,11 @@ class Candidates:
     prompts = with_first(self._prompts([c.p for c in chunks]), chunks)
     if chunks[0] not in self._begun:
       return prompts
-    begun = [_packed(self._begun[c]) for c in chunks]
-    return dataclasses.replace(prompts, begun=np.concatenate(begun))
+    old = [self._begun[c] for c in chunks]
+    old = jax.tree.map(lambda *x: np.concatenate(x), *old)
+    both = np.stack([old.tokens, old.logp.view(np.int32)], axis=-1)
+    begun = np.where(old.mask[..., None], both, -1).astype(np.int32)
+    return dataclasses.replace(prompts, begun=begun)
 
   def _stops(self) -> bool:
     return self._stopping()

@@ -75,22 +75,20 @@ def queued(
   )
   uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
   packed = pack(*draw(spec.sampling.cut(logits), uniform))
-  count = 1
-  if chunks.begun is not None:
-    count = jnp.sum(chunks.begun[..., 0] >= 0, axis=2)
-    packed = jnp.where(count[..., None] > 0, chunks.begun[:, :, 0], packed)
-  first = last = packed[..., 0]
-  if chunks.begun is not None:
+  last, count = packed[..., 0], 1
+  if (begun := chunks.begun) is not None:
+    count = jnp.sum(begun[..., 0] >= 0, axis=2)
+    packed = jnp.where(count[..., None] > 0, begun[:, :, 0], packed)
     at = jnp.maximum(count - 1, 0)[..., None, None]
-    last = jnp.take_along_axis(chunks.begun, at, axis=2)[:, :, 0, 0]
-    last = jnp.where(count > 0, last, first)
+    before = jnp.take_along_axis(begun, at, axis=2)[:, :, 0, 0]
+    last = jnp.where(count > 0, before, last)
   # Rollouts that need no slot: these tokens were all.
   over = spec.ended(last) | (count >= spec.max_new_tokens)
   over |= ~chunks.real[:, None]
   queue = queue._replace(
     order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
     waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
-    first=first,
+    first=packed[..., 0],
   )
   return queue, packed
 

@@ -327,8 +327,14 @@ class _Group:
     assert self._decoding is not None  # the first prompts are unread
     begun = batch.prompts.begun
     chunks = programs.Chunks(batch.prompts.index, *batch[1:], rows, begun)
-    self._decoding = _admitted(self._decoding, chunks, at, self._key)
-    self._watch(self._decoding.progress)
+    # With all lanes and slots, so that `_admit` is one program.
+    decoding = sampler.resized(self._decoding, self._decoding.full)
+    spec, inputs, logits = decoding.spec, decoding.inputs, decoding.logits
+    of = logits, inputs.queue, decoding.state, chunks, at, self._key
+    queue, state, progress = _admit(spec, *of)
+    inputs, now = inputs._replace(queue=queue), sampler.on_host(progress)
+    self._decoding = decoding._replace(inputs=inputs, state=state, progress=now)
+    self._watch(now)
 
   def _read(self, part: PromptPart) -> OpenRollouts:
     if (decoding := self._decoding) is not None:
@@ -408,11 +414,25 @@ class _Group:
   def _out(
     self, places: list[list[int]], share: float
   ) -> Iterator[tuple[Prompts, Rollouts]]:
-    """What these places of each device hold, which are free then."""
-    assert self._decoding is not None
-    for start in range(0, max(map(len, places)), self.held.visited):
-      some = [own[start : start + self.held.visited] for own in places]
-      yield _handed_out(self._decoding, self.held, some, share)
+    """What these places of each device hold, on the host; frees them."""
+    decoding, count = self._decoding, self.held.visited
+    assert decoding is not None
+    for start in range(0, max(map(len, places)), count):
+      some = [own[start : start + count] for own in places]
+      # Devices with fewer finished prompts read place 0 again, for nothing.
+      at = np.zeros((len(some), count), np.int32)
+      for d, own in enumerate(some):
+        at[d, : len(own)] = own
+      out = _taken(decoding.spec, decoding.state, at.ravel(), share)
+      rows = [
+        d * count + k for d, own in enumerate(some) for k in range(len(own))
+      ]
+      held = zip(self.held.chunks, some, strict=True)
+      prompts = [chunks.pop(i) for chunks, own in held for i in own]
+      yield (
+        jax.tree.map(lambda *x: np.concatenate(x), *prompts),
+        jax.tree.map(lambda x, rows=rows: x[rows], jax.device_get(out)),
+      )
 
 
 def _cut(made: Rollouts, count: Int[np.ndarray, " N"]) -> Rollouts:
@@ -427,42 +447,6 @@ def _cut(made: Rollouts, count: Int[np.ndarray, " N"]) -> Rollouts:
     truncated=made.truncated | fewer,
     slot_steps=np.zeros_like(made.slot_steps),
   )
-
-
-def _handed_out(
-  decoding: OpenRollouts, held: Places, some: list[list[int]], share: float
-) -> tuple[Prompts, Rollouts]:
-  """Finished prompts and their rollouts, on the host; frees their places."""
-  # Devices with fewer finished prompts read place 0 again; `rows` skips it.
-  at = np.zeros((len(some), held.visited), np.int32)
-  for d, own in enumerate(some):
-    at[d, : len(own)] = own
-  out = jax.device_get(_taken(decoding.spec, decoding.state, at.ravel(), share))
-  rows = [
-    d * held.visited + i for d, own in enumerate(some) for i in range(len(own))
-  ]
-  prompts = [held.chunks[d].pop(i) for d, own in enumerate(some) for i in own]
-  return (
-    jax.tree.map(lambda *x: np.concatenate(x), *prompts),
-    jax.tree.map(lambda x: x[rows], out),
-  )
-
-
-def _admitted(
-  decoding: OpenRollouts,
-  chunks: programs.Chunks,
-  at: Int[np.ndarray, " B"],
-  key: Key[Array, ""],
-) -> OpenRollouts:
-  """The same with more rollouts, in these places of their devices."""
-  # With all lanes and slots, so that `_admit` is one program.
-  decoding = sampler.resized(decoding, decoding.full)
-  inputs, logits = decoding.inputs, decoding.logits
-  queue, state, progress = _admit(
-    decoding.spec, logits, inputs.queue, decoding.state, chunks, at, key
-  )
-  inputs, now = inputs._replace(queue=queue), sampler.on_host(progress)
-  return decoding._replace(inputs=inputs, state=state, progress=now)
 
 
 @slots.compiled(

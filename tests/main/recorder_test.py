@@ -10,7 +10,7 @@ import chex
 import jax
 import numpy as np
 import pytest
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
@@ -125,6 +125,35 @@ def test_what_crosses_a_step_stays_as_long_as_the_checkpoint(wired, tmp_path):
   (tmp_path / "checkpoints" / "3").rmdir()
   recorder.keep(10, found)
   assert names() == ["step_10.0.npz", "step_8.0.npz"]
+
+
+def test_what_crossed_a_step_must_be_there(wired, tmp_path, monkeypatch):
+  c = wired[0].config
+  c = dataclasses.replace(c, run=dataclasses.replace(c.run, max_age=1))
+  of = lambda changed={}: Recorder(
+    c, tmp_path, wired.examples, [], lambda *_: [], changed, {}
+  )
+  folder = tmp_path / "sampled"
+  remedy = "put it back, ... --config.run.max_age=0"
+  assert of().sampled(1) == {}  # nothing can
+  with refuses(UserError, f"{folder}/step_4.0.npz, ... is missing; {remedy}"):
+    of().sampled(4)
+  assert not folder.exists()
+  assert of({"run.max_age": 0}).sampled(4) == {}  # there was no max_age
+  assert of().sampled(4) == {}
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  found = drawn(jax.device_get(wired.kept)).chunks(2)
+  old = lambda x: dataclasses.replace(x, age=x.mask.astype(np.int8))
+  of().keep(4, {chunk: old(x) for chunk, x in found.items()})
+  with refuses(UserError, f"{folder}/step_4.1.npz, ... is missing"):
+    of().sampled(4)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  of().keep(4, {})  # nothing of this one crossed
+  assert of().sampled(4).keys() == found.keys()
+  path = folder / "step_4.1.npz"
+  path.write_bytes(path.read_bytes()[:-40])
+  with refuses(UserError, f"{path}, ... cannot be read: ... {remedy}"):
+    of().sampled(4)
 
 
 @pytest.mark.ci
