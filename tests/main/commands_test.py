@@ -164,10 +164,12 @@ def snippets():
 
 
 @pytest.mark.ci
+@pytest.mark.filterwarnings("ignore:the load_module")  # of ml_collections
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("snippet", snippets())
-def test_snippet_runs(snippet, monkeypatch):
-  monkeypatch.chdir(ROOT)
+def test_snippet_runs(snippet, monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "brorl_jax").symlink_to(ROOT / "brorl_jax")
   with contextlib.redirect_stdout(io.StringIO()) as said:
     exec(snippet, {})
   assert said.getvalue().strip()
