@@ -24,22 +24,17 @@ _STATUSES = ("pass", "fail", "invalid")
 SHOWN = 3  # prompts of each task whose first responses are kept as text
 _MOST = 1e18  # above any count or time; a sum of them stays finite
 Kind = tuple[str, Callable[[Any], bool]]  # what a value must be, whether it is
-COUNT: Kind = (
-  "an integer of at least 0",
-  lambda x: type(x) is int and 0 <= x < _MOST,
-)
-NUMBER: Kind = (
-  "a finite number",
-  lambda x: type(x) in (int, float) and abs(x) < _MOST,
-)
+_whole = lambda x: type(x) is int and 0 <= x < _MOST
+_finite = lambda x: type(x) in (int, float) and abs(x) < _MOST
+COUNT: Kind = "an integer of at least 0", _whole
+NUMBER: Kind = "a finite number", _finite
+_BOOL = ("true or false", lambda x: isinstance(x, bool))
 _TEXT = ("text", lambda x: isinstance(x, str))
 _OF_SOME = {"prompt": _TEXT, "response": _TEXT}
 _OF_A_RECORD: Mapping[str, Kind] = {
   **dict.fromkeys(("step", "sample", "tokens"), COUNT),
   **dict.fromkeys(("id", "domain", "task", "reason", "answer"), _TEXT),
-  **dict.fromkeys(
-    ("truncated", "pass"), ("true or false", lambda x: isinstance(x, bool))
-  ),
+  **dict.fromkeys(("truncated", "pass"), _BOOL),
   "score": NUMBER,
   "status": (f"one of {', '.join(_STATUSES)}", _STATUSES.__contains__),
 }
@@ -76,10 +71,10 @@ def evaluate(
       yield from filter(None, processes.gather([]))
       continue
     filled = [*real, *[real[0]] * (chunk - len(real))]
-    out = jax.tree.map(
-      operator.itemgetter(slice(len(real))), rollouts(params, filled, own)
-    )
+    of_real = operator.itemgetter(slice(len(real)))
+    out = jax.tree.map(of_real, rollouts(params, filled, own))
     length, said = out.mask.sum(axis=2), texts(out)
+    text = lambda p: {"prompt": real[p].question, "response": said[p][0]}
     records = [
       {
         **{name: getattr(real[p], name) for name in ("id", "domain", "task")},
@@ -88,11 +83,7 @@ def evaluate(
         "truncated": bool(out.truncated[p, n]),
         "pass": scored.verdict.status == "pass",
         **dataclasses.asdict(scored.verdict),
-        **(
-          {"prompt": real[p].question, "response": said[p][n]}
-          if n == 0 and real[p].id in shown
-          else {}
-        ),
+        **(text(p) if n == 0 and real[p].id in shown else {}),
       }
       for p, row in enumerate(score_responses(real, out))
       for n, scored in enumerate(row)
@@ -159,9 +150,8 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     """Those of several tasks together, by weight: how many prompts of each."""
     share = weight / weight.sum()
     parts = np.split(share @ means, [len(ks), 2 * len(ks)])
-    passed, majority, (score, tokens, truncated, *split, _) = (
-      part.tolist() for part in parts
-    )
+    parts = [part.tolist() for part in parts]
+    passed, majority, (score, tokens, truncated, *split, _) = parts
     right, rights, wrong, wrongs = split
     size = np.where(weight > 0, sizes, 0)
     low = high = None
@@ -240,10 +230,8 @@ def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
   for record in records:
     key = record["id"], record["sample"]
     if key in seen:
-      raise ValueError(
-        f"sample {key[1]} of {key[0]!r} occurs twice; give the records of one "
-        "evaluation only"
-      )
+      twice = f"sample {key[1]} of {key[0]!r} occurs twice"
+      raise ValueError(f"{twice}; give the records of one evaluation only")
     seen.add(key)
     prompts.setdefault(record["id"], []).append(record)
   if not prompts:
@@ -251,10 +239,10 @@ def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
   first, *_ = prompts
   for name, of_prompt in prompts.items():
     if len(of_prompt) != len(prompts[first]):
-      raise ValueError(
-        f"{name!r} has {len(of_prompt)} samples, but {first!r} has "
-        f"{len(prompts[first])}; give all records of one evaluation"
-      )
+      has = f"{name!r} has {len(of_prompt)} samples"
+      other = f"{first!r} has {len(prompts[first])}"
+      must = "give all records of one evaluation"
+      raise ValueError(f"{has}, but {other}; {must}")
     of_prompt.sort(key=operator.itemgetter("sample"))
   return prompts
 

@@ -172,8 +172,7 @@ def _changed(config: Config, changes: Mapping[str, Any], label: str) -> Config:
 def _may_change(name: str, known: Mapping[str, About]) -> str:
   if name in known:
     return "removed: this field cannot change during a run"
-  close = difflib.get_close_matches(
-    name, [k for k, v in known.items() if v.phased], 1, cutoff=0.8
-  )
+  names = [k for k, v in known.items() if v.phased]
+  close = difflib.get_close_matches(name, names, 1, cutoff=0.8)
   hint = f"; did you mean {close[0]!r}?" if close else ""
   return f"removed: there is no such field{hint}"

@@ -4,18 +4,17 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from brorl_jax.config.section import Rule, Section, free, setting
+from brorl_jax.config.section import Rule, Section, evaluated, free, setting
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(Section):
   """How long a run is, and what it writes."""
 
-  seed: int = setting(
+  seed: int = evaluated(
     0,
     "Seed of puzzles, rollouts and shuffling. All randomness derives from "
     "(seed, step).",
-    evaluated=True,
   )
   steps: int = free(
     60,
@@ -89,11 +88,10 @@ class PolicyConfig(Section):
     "File of a jinja chat template, instead of the checkpoint's own. With "
     "--mode=evaluate and --mode=export '' is the template of the run.",
   )
-  dtype: Literal["float32", "bfloat16", "auto"] = setting(
+  dtype: Literal["float32", "bfloat16", "auto"] = evaluated(
     "float32",
     "Precision of activations. Parameters and losses are float32. 'auto' is "
     "float32 on a CPU and bfloat16 elsewhere; a run keeps its first choice.",
-    evaluated=True,
   )
   lora_rank: int = setting(
     0,
@@ -185,25 +183,19 @@ class Eval(Section):
   """
 
   every: int = setting(10, "Steps between evaluations.", unit="steps")
-  prompts: int = setting(
+  prompts: int = evaluated(
     60,
     "Held-out prompts per task. 0: all of the files, and 100 puzzles of each "
     "family, or as many as there are.",
     unit="prompts",
-    evaluated=True,
   )
-  n: int = setting(
-    16, "Samples per held-out prompt.", source="stated", evaluated=True
-  )
-  temperature: float = setting(
-    0.6, "0: greedy.", source="stated", evaluated=True
-  )
-  top_p: float = setting(0.95, "1: off.", source="stated", evaluated=True)
-  max_new_tokens: int = setting(
+  n: int = evaluated(16, "Samples per held-out prompt.", source="stated")
+  temperature: float = evaluated(0.6, "0: greedy.", source="stated")
+  top_p: float = evaluated(0.95, "1: off.", source="stated")
+  max_new_tokens: int = evaluated(
     0,
     "Longest response, including its end token. 0: that of sampling.",
     unit="tokens",
-    evaluated=True,
   )
 
   def rules(self) -> Iterator[Rule]:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from brorl_jax.config.section import Rule, Section, phased, setting
+from brorl_jax.config.section import Rule, Section, evaluated, phased, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +75,10 @@ class DataConfig(Section):
     "Skip, and count, invalid lines, prompts above prompt_tokens and training "
     "prompts that heldout_files have, instead of stopping.",
   )
-  prompt_tokens: int = setting(
+  prompt_tokens: int = evaluated(
     40,
     "Longest prompt. A longer one is an error, unless skip_bad is set.",
     unit="tokens",
-    evaluated=True,
   )
   domains: Mapping[str, DomainConfig] = setting(
     {},
@@ -148,11 +147,10 @@ class Sampling(Section):
   lanes: int = phased(
     0, "Prompts that decode together; 0: as many as fit in memory."
   )
-  int8_cache: bool = setting(
+  int8_cache: bool = evaluated(
     False,
     "Store keys and values of responses as int8. Twice as many slots fit as "
     "with bfloat16. It is not exact: policy/logp_gap_max grows.",
-    evaluated=True,
   )
   max_new_tokens: int = phased(
     6,

@@ -61,9 +61,11 @@ def setting(default: Any, why: str, **more: Any) -> Any:
   return dataclasses.field(**given, metadata={"about": About(why, **more)})
 
 
-# Declare a field that a phase may change, or a run that resumes.
+# Declare a field that a phase may change, that a run which resumes may have
+# otherwise, or that affects how held-out prompts are sampled.
 phased = functools.partial(setting, phased=True)
 free = functools.partial(setting, free=True)
+evaluated = functools.partial(setting, evaluated=True)
 
 
 class Section:

@@ -50,10 +50,9 @@ class Order:
       why = "no weight is positive; set at least one"
       raise ValueError(f"sources {names}: {why}")
     self._sizes, self._weights, self._seed = sizes, weights, seed
-    self._mixed = grain.MapDataset.mix(
-      [_source(name, sizes[name], seed) for name in drawn],
-      [float(weights[name]) for name in drawn],
-    )
+    sources = [_source(name, sizes[name], seed) for name in drawn]
+    shares = [float(weights[name]) for name in drawn]
+    self._mixed = grain.MapDataset.mix(sources, shares)
 
   def __getitem__(self, i: int) -> tuple[str, int]:
     """Source and element of prompt i, for any i >= 0."""

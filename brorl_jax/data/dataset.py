@@ -217,11 +217,9 @@ def _asked(example: Example) -> bytes:
 
 def worded(example: Example) -> bytes:
   """The hash of a conversation that `split` uses."""
-  return _hash(
-    f"{m['role']}: {_BLANK.sub('', ' '.join(m['content'].casefold().split()))}"
-    for m in example.messages
-    if m["role"] != "system"
-  )
+  bare = lambda text: _BLANK.sub("", " ".join(text.casefold().split()))
+  said = (m for m in example.messages if m["role"] != "system")
+  return _hash(f"{m['role']}: {bare(m['content'])}" for m in said)
 
 
 def _hash(lines: Iterable[str]) -> bytes:

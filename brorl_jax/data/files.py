@@ -65,9 +65,6 @@ class Place:
     return f"{self.file}, {unit} {self.line}"
 
 
-# ------------------------------------------------------------------ which files
-
-
 @dataclasses.dataclass(frozen=True)
 class File:
   """A file of records."""
@@ -235,9 +232,6 @@ def _of_split(given: str, split: str, inside: Sequence[str]) -> list[str]:
     must = f"name it with its folder, such as {above[-1]}{split}"
     raise DataError(f"{given}: {split!r} is in {folders}; {must}")
   return [path for _, path in matches]
-
-
-# ---------------------------------------------------------------------- records
 
 
 def read(

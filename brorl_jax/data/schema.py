@@ -134,9 +134,6 @@ def known(domains: Mapping[str, Domain]) -> list[str]:
   return [*dict.fromkeys((*COMMON, *own))]
 
 
-# ------------------------------------------------------------------- columns
-
-
 def renamed(
   record: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -207,9 +204,6 @@ def _slip(a: str, b: str) -> bool:
   rest, other = a[same:], b[same:]
   swapped = rest[:2] == other[:2][::-1] and rest[2:] == other[2:]
   return swapped or rest[1:] in (other, other[1:]) or rest == other[1:]
-
-
-# ------------------------------------------------------------------- example
 
 
 def with_column(refused: Refused, form: Form) -> Refused:
@@ -305,14 +299,12 @@ def _domain(
 
 def _no_fields(values: Mapping, form: Form, foreign: bool) -> list[str]:
   """Entries that are named like a field but are ordinary columns."""
-  out = []
-  for one, other in (("prompt", "messages"), ("messages", "prompt")):
-    if one in form.names and other in values and other not in form.names:
-      out.append(other)
-  for field in ("id", "source", "domain") if foreign else ():
-    if field in values and field not in form.names:
-      if field == "domain" or not _is_name(values[field]):
-        out.append(field)
+  ours = values.keys() - form.names.keys()  # under their own names
+  other = {"prompt": "messages", "messages": "prompt"}
+  out = [x for x in other if x in ours and other[x] in form.names]
+  if foreign:
+    odd = [x for x in ("id", "source") if not _is_name(values.get(x))]
+    out += [x for x in (*odd, "domain") if x in ours]
   return out
 
 

@@ -249,12 +249,9 @@ def plan_blocks(source: Source, distinct: Distinct, layout: Layout) -> Plan:
     for length, these in by_length.items()
   )
   read = source.prompts.mask.sum(axis=1)
-  return Plan(
-    positions,
-    sum(int(read[block.prompt]) + block.tokens for block in every),
-    sum(len(block.rollout) for block in every),
-    [*itertools.chain(*later)],
-  )
+  tokens = sum(int(read[block.prompt]) + block.tokens for block in every)
+  rollouts = sum(len(block.rollout) for block in every)
+  return Plan(positions, tokens, rollouts, [*itertools.chain(*later)])
 
 
 def assigned(
@@ -429,12 +426,10 @@ def plan_trees(
       left[row] = room
     rows[row].append(found[i])
     left[row] -= sizes[i]
-  return Plan(
-    -(-len(rows) // each) * each * tokens,
-    int(sizes[:, 0].sum()),
-    int(sizes[:, 2].sum()),
-    [*_later(rows, each, functools.partial(_fill_trees, source, room))],
-  )
+  read, _, rollouts = sizes.sum(axis=0).tolist()
+  later = _later(rows, each, functools.partial(_fill_trees, source, room))
+  positions = -(-len(rows) // each) * each * tokens
+  return Plan(positions, read, rollouts, [*later])
 
 
 def _fill_trees(

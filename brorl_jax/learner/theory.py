@@ -108,20 +108,15 @@ def sampled_terms(probed: Probe) -> Float[Array, " P"]:
     # The remainder as one wrong atom: it enters the masses only, because the
     # term of what was not sampled is left out.
     probs = jnp.append(probability, unsampled)
-    balance = mass_balance.mass_balance(
-      probs / jnp.sum(probs),
-      jnp.append(correct, False),
-      jnp.append(probability > 0.0, False),
-      reward_correct=1.0,
-      reward_wrong=-1.0,
-      lr=1.0,
-      n=1,  # a factor of 1 / N
+    marks = jnp.append(correct, False), jnp.append(probability > 0.0, False)
+    rewards = {"reward_correct": 1.0, "reward_wrong": -1.0}
+    balance = mass_balance.mass_balance(  # n: a factor of 1 / N
+      probs / jnp.sum(probs), *marks, **rewards, lr=1.0, n=1
     )
     return (balance.sampled_correct + balance.sampled_wrong) / draws
 
-  return jax.vmap(terms)(
-    probed.sampled, probed.sampled_correct, probed.unsampled, probed.draws
-  )
+  sampled = probed.sampled, probed.sampled_correct, probed.unsampled
+  return jax.vmap(terms)(*sampled, probed.draws)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,11 +174,6 @@ def measure(
     return unmeasured()
   before = (probed.probability * probed.correct).sum(axis=1)
   change = after - before
-  values = (
-    probed.unsampled.mean(),
-    change.mean(),
-    first_order,
-    sampled_terms(probed).mean(),
-    (change < -_NOISE).mean(),
-  )
+  terms, fell = sampled_terms(probed).mean(), (change < -_NOISE).mean()
+  values = probed.unsampled.mean(), change.mean(), first_order, terms, fell
   return dict(zip(unmeasured(), map(float, values), strict=True))

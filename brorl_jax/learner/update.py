@@ -50,9 +50,8 @@ def add_gradient(
   loss = functools.partial(
     loss_and_stats, response_logp=response_logp, objective=objective
   )
-  differentiate = jax.value_and_grad(
-    lambda own, micro: loss(adapters.join(own, frozen), micro), has_aux=True
-  )
+  of_trained = lambda own, micro: loss(adapters.join(own, frozen), micro)
+  differentiate = jax.value_and_grad(of_trained, has_aux=True)
 
   def add(i, carry):
     grads, stats = carry
@@ -121,11 +120,8 @@ def logp_of(
 
 
 _join = jax.jit(_sum)
-_add = jax.jit(
-  add_gradient,
-  static_argnames=("response_logp", "objective"),
-  donate_argnames="sums",
-)
+_STATIC = ("response_logp", "objective")
+_add = jax.jit(add_gradient, static_argnames=_STATIC, donate_argnames="sums")
 
 
 @functools.partial(jax.jit, static_argnames="tx", donate_argnames="state")
@@ -285,10 +281,8 @@ def scored(
     own = sharding.own_rows(mesh, later.blocks)
     batch = later.make(own)
     there = placed(later._replace(make=lambda _: batch), mesh)
-    logp = {
-      name: sharding.to_host(logp_of(at, there))[:, own].copy()
-      for name, at in scorers.items()
-    }
+    by = lambda params: sharding.to_host(logp_of(params, there))[:, own].copy()
+    logp = {name: by(params) for name, params in scorers.items()}
     batch = dataclasses.replace(batch, **logp)
     return later._replace(make=lambda _: batch)
 

@@ -212,9 +212,8 @@ def check_flags() -> None:
         f"--{flag.name} is for --mode={its}, not --mode={mode}; leave it out"
       )
   if _BEGIN_AGAIN.value and _FROM_STEP.value is not None:
-    raise UserError(
-      "--begin_again and --from_step exclude each other; leave out one"
-    )
+    both = "--begin_again and --from_step"
+    raise UserError(f"{both} exclude each other; leave out one")
   three = _COORDINATOR.value, _COUNT.value, _INDEX.value
   if None in three and three != (None,) * 3:
     raise UserError(

@@ -51,9 +51,8 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
       why = "what was scored before is not sampled again"
       raise StorageError(f"{intact.one_line(e)}; {AGAIN}: {why}") from None
     except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
-      raise UserError(
-        f"{e}; to start again, choose another workdir or remove eval/"
-      ) from None
+      again = "to start again, choose another workdir or remove eval/"
+      raise UserError(f"{e}; {again}") from None
   print(table(said), f"  {summary}", sep="\n")
 
 
@@ -72,13 +71,11 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   examples = Examples(c, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   held = examples.heldout()
-  leaked = refuse_trained_on(
-    checkpoint_source.starts(which), examples.placed(held)
-  )
+  starts = checkpoint_source.starts(which)
+  leaked = refuse_trained_on(starts, examples.placed(held))
   # Last, because loading takes longest.
-  _, params, step = checkpoint_source.load(
-    which, this.mesh, dtype=c.policy.dtype
-  )
+  mesh, dtype = this.mesh, c.policy.dtype
+  _, params, step = checkpoint_source.load(which, mesh, dtype=dtype)
   evaluated = {
     "source": str(which.source),
     "run": which.run and str(which.run),
@@ -189,9 +186,8 @@ def refuse_trained_on(
       had = "may have drawn"
       dataset.refuse_drawn(evaluated, [] if stored else start.made)
     except dataset.DataError as e:
-      raise ValueError(
-        f"the training of {start.run} {had} this prompt: {e}"
-      ) from None
+      what = f"the training of {start.run} {had} this prompt"
+      raise ValueError(f"{what}: {e}") from None
   return [*log_lines]
 
 
@@ -204,10 +200,9 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
       form = file_form(f"=={how}", start.domain, own=start.own, entries=["="])
       same = {path: digest in now, how: form.entries["="].digest == of_function}
       if changed := [what for what in same if not same[what]]:
-        raise ValueError(
-          f"{changed[0]} has changed since {start.run} was trained on it; "
-          "restore it, so that held-out prompts can be compared"
-        )
+        what = f"{changed[0]} has changed since {start.run} was trained on it"
+        must = "restore it, so that held-out prompts can be compared"
+        raise ValueError(f"{what}; {must}")
       form = form.entries["="]
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
       read = dataset.without(read, {*map(bytes.fromhex, start.dropped)})

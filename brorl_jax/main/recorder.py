@@ -232,9 +232,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
   def _record_start(self, done: int) -> None:
     if done >= 0 and (found := folder.differences(self.workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
-      self.warn(
-        f"not bit-identical from here: {', '.join(each)}", changed=found
-      )
+      why = f"not bit-identical from here: {', '.join(each)}"
+      self.warn(why, changed=found)
     after = last_word(self.workdir / "events.jsonl")
     if after and after.startswith(KILLED):
       self.warn(f"of the last start: {after}")

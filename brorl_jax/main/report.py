@@ -29,9 +29,8 @@ def run(workdirs: Sequence[pathlib.Path], *, tables: bool = False) -> None:
     # At once: reading the next run may take minutes.
     against = paper.sharing(read, one) if tables else read[:1]
     for other, why in ((x, y) for x in against for y in _differences(x, one)):
-      raise UserError(
-        f"{other.name} and {name} cannot be compared: {why}; leave one out"
-      )
+      both = f"{other.name} and {name} cannot be compared"
+      raise UserError(f"{both}: {why}; leave one out")
     read.append(one)
   publish(read, workdirs[0], tables=tables)
 

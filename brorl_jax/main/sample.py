@@ -72,9 +72,8 @@ class TextPolicy:
     is out of range or does not fit.
     """
     if isinstance(prompts, Mapping):
-      raise ValueError(
-        "prompts is one message; a conversation is a list: use [message]"
-      )
+      must = "a conversation is a list: use [message]"
+      raise ValueError(f"prompts is one message; {must}")
     prompts = prompts if isinstance(prompts, str) else [*prompts]
     is_single = isinstance(prompts, str) or any(
       isinstance(m, Mapping) for m in prompts
@@ -153,13 +152,11 @@ class TextPolicy:
     """Token ids of a prompt; raises ValueError if it is invalid or too long."""
     messages = self.posed(prompt) if isinstance(prompt, str) else prompt
     text = lambda m: isinstance(m.get("role"), str) and m.get("content")
-    if not all(
-      isinstance(m, Mapping) and isinstance(text(m), str) for m in messages
-    ):
-      raise ValueError(
-        f"prompt {number} must be a text or a list of messages, each with "
-        "'role' and 'content' as text"
-      )
+    good = lambda m: isinstance(m, Mapping) and isinstance(text(m), str)
+    if not all(map(good, messages)):
+      each = "each with 'role' and 'content' as text"
+      must = f"a text or a list of messages, {each}"
+      raise ValueError(f"prompt {number} must be {must}")
     try:
       ids = self.tokenizer.render(messages)
     except ValueError as e:
@@ -218,9 +215,8 @@ def load(
   which = checkpoint_source.locate(place)
   if step is not None:
     if which.run is None or which.step is not None:
-      raise ValueError(
-        f"step = {step} needs the folder of a run; {place!r} is not one"
-      )
+      needs = f"step = {step} needs the folder of a run"
+      raise ValueError(f"{needs}; {place!r} is not one")
     which = which._replace(step=step)
   ran = checkpoint_source.ran(which)
   dtype = dtype or (ran.dtype if ran else "float32")

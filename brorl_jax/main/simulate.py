@@ -81,14 +81,10 @@ def rules(c: Any) -> Iterator[Rule]:
 def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
   """Curves of one N: means over seeds, the worst drop; all must be finite."""
   start = time.monotonic()
-  same = "steps", "vocab", "correct", "seeding", "anchor", "centred"
-  simulate_key = functools.partial(
-    simulator.simulate,
-    n=n,
-    surrogate=_SURROGATES[c.surrogate],
-    optimizer=optimizer,
-    **{name: c[name] for name in same},
-  )
+  names = "steps", "vocab", "correct", "seeding", "anchor", "centred"
+  same = {name: c[name] for name in names}
+  same |= {"surrogate": _SURROGATES[c.surrogate], "optimizer": optimizer}
+  simulate_key = functools.partial(simulator.simulate, n=n, **same)
   keys = jax.random.split(jax.random.key(c.seed), c.seeds)
   many = jax.device_get(jax.vmap(simulate_key)(keys))
   if not all(np.isfinite(x).all() for x in many):

@@ -70,9 +70,8 @@ def run(
   """
   c, leads = this.config, processes.leads()
   if profile_step not in (None, *range(1, c.run.steps + 1)):
-    raise UserError(
-      f"--profile_step={profile_step} is no step of 1 to {c.run.steps}"
-    )
+    steps = f"1 to {c.run.steps}"
+    raise UserError(f"--profile_step={profile_step} is no step of {steps}")
   changed: Mapping[str, Any] = {}
   if begin_again:
     folder.files(workdir)  # refuses those of others
@@ -132,9 +131,8 @@ def _parts(
     raise ValueError(f"config.sampling.rounds = {rounds} must be {must}")
   named = {**this.functions, **scorer.functions}
   held, source = examples.heldout(), this.source.source
-  processes.require_same(
-    decisions(this.config, examples.fingerprint, named, source)
-  )
+  same = decisions(this.config, examples.fingerprint, named, source)
+  processes.require_same(same)
   # Last, because loading takes longest.
   _, params = huggingface.load(
     source, dtype=this.config.policy.dtype, mesh=this.mesh
@@ -199,12 +197,10 @@ def _stages_at(each: list[Any], step: int) -> loop.Stages:
 def _summary(phase: Phase) -> str:
   c = phase.config
   lr, base = resolve.scaled_lr(c), c.optim.lr
-  return (
-    f"from step {phase.since}: {c.sampling.prompts} prompts x "
-    f"{c.sampling.per_prompt} rollouts; {sampling.form(phase)}\n"
-    f"lr {lr:.3g} = {base:g} x {lr / base:.3g} "
-    f"(lr_samples {c.optim.lr_samples})"
-  )
+  drawn = f"{c.sampling.prompts} prompts x {c.sampling.per_prompt} rollouts"
+  rate = f"lr {lr:.3g} = {base:g} x {lr / base:.3g}"
+  first = f"from step {phase.since}: {drawn}; {sampling.form(phase)}"
+  return f"{first}\n{rate} (lr_samples {c.optim.lr_samples})"
 
 
 def _train(
@@ -322,9 +318,6 @@ def finish(workdir: pathlib.Path) -> None:
   except OSError as e:
     why = f"{intact.one_line(e)}; the last step is saved; {errors.AGAIN}"
     raise errors.StorageError(f"{why} for the page") from None
-
-
-# ----------------------------------------------------- a run of many processes
 
 
 def decisions(

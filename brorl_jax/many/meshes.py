@@ -156,9 +156,8 @@ def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
 def part(mesh: Mesh, processes: int) -> Mesh:
   """The mesh of the first of several processes; ValueError as `Axes.share`."""
   share = of(mesh).share(processes)
-  return _mesh(
-    mesh.devices.reshape(-1, *mesh.devices.shape[2:])[: share.rows], share
-  )
+  every = mesh.devices.reshape(-1, *mesh.devices.shape[2:])
+  return _mesh(every[: share.rows], share)
 
 
 def _mesh(rows: np.ndarray, axes: Axes) -> Mesh:

@@ -78,9 +78,8 @@ def start(
   """
   host, _, port = (coordinator or "HOST:1").rpartition(":")
   if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-    raise UserError(
-      f"--coordinator={coordinator} is not HOST:PORT, such as 10.0.0.1:1234"
-    )
+    must = "HOST:PORT, such as 10.0.0.1:1234"
+    raise UserError(f"--coordinator={coordinator} is not {must}")
   if count is not None and index is not None and not 0 <= index < count:
     known = f"0 to {count - 1}, of --processes={count}"
     raise UserError(f"--process_id={index} is not one of {known}")
@@ -100,9 +99,8 @@ def start(
     where = f"coordinator {coordinator}"
     if coordinator is None:
       where = "--distributed: Slurm, JobSet or TPU hosts must tell who they are"
-    raise UserError(
-      f"the processes of this run ({where}) do not connect: {first_line(e)}"
-    ) from None
+    why = f"do not connect: {first_line(e)}"
+    raise UserError(f"the processes of this run ({where}) {why}") from None
   if not leads():  # one of them speaks
     sys.stdout = open(os.devnull, "w")
   here, every = jax.local_device_count(), jax.device_count()
@@ -269,9 +267,8 @@ def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
 def leave_word(reason: str, status: int) -> None:
   """Calls what `last_word` was given, once."""
   if _words:
-    word = threading.Thread(
-      target=_words.pop(), args=(reason, status), daemon=True
-    )
+    say, said = _words.pop(), (reason, status)
+    word = threading.Thread(target=say, args=said, daemon=True)
     word.start()
     word.join(_WORD_S)
 

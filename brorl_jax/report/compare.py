@@ -58,6 +58,7 @@ def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
   first = summaries[0]["evaluations"][0]["summary"]
   points = _comparisons(summaries)
   given = runs[0].config.get
+  newest = lambda run: run.samples[-(MOST_SAMPLES // len(runs)) :]
   return {
     "runs": summaries,
     "domains": [*first["by_domain"]],
@@ -71,11 +72,7 @@ def numbers(runs: Sequence[LoadedRun]) -> dict[str, Any]:
     "paper": PAPER,
     "differences": _differences(runs),
     "responses": [x for i, run in enumerate(runs) for x in _responses(i, run)],
-    "samples": [
-      {"run": i, **sample}
-      for i, run in enumerate(runs)
-      for sample in run.samples[-(MOST_SAMPLES // len(runs)) :]
-    ],
+    "samples": [{"run": i, **x} for i, r in enumerate(runs) for x in newest(r)],
   }
 
 
@@ -94,6 +91,8 @@ def summary(run: LoadedRun) -> dict[str, Any]:
   n, samples = config.get("sampling.n"), config.get("sampling.samples")
   prompts = samples // n if n and samples else None
   ran = dict(n=n, prompts_per_step=prompts, steps=done, steps_wanted=wanted)
+  unknown = dict.fromkeys(("step", *EQUAL))
+  cost = lambda e: {"step": e.step, **spent[e.step]} if training else unknown
   return {
     "name": run.name,
     "folder": run.folder,
@@ -110,14 +109,7 @@ def summary(run: LoadedRun) -> dict[str, Any]:
       {**{k: e[k] for k in ("step", "time", "event")}, "what": _what(e)}
       for e in run.events
     ],
-    "evaluations": [
-      {
-        "step": e.step if training else None,
-        **(spent[e.step] if training else dict.fromkeys(EQUAL)),
-        "summary": e.summary,
-      }
-      for e in run.evaluations
-    ],
+    "evaluations": [{**cost(e), "summary": e.summary} for e in run.evaluations],
   }
 
 
@@ -286,15 +278,13 @@ def _arms(
       key += "+"
     groups.setdefault(key, {})[run.seed] = i
   arms = [[*group.values()] for group in groups.values()]
+  at = lambda arm, x: _result(runs, summaries, arm, arms[0], x["chosen"])
   return [
     {
       "runs": arm,
       "seeds": [runs[i].seed for i in arm],
       **{k: summaries[arm[0]][k] for k in ("training", "method", "n")},
-      "at": {
-        point["at"]: _result(runs, summaries, arm, arms[0], point["chosen"])
-        for point in points
-      },
+      "at": {point["at"]: at(arm, point) for point in points},
     }
     for arm in arms
   ]

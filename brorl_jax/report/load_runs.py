@@ -105,9 +105,8 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
       raise UserError(f"{path / 'metrics.jsonl'}: {gap}; {_REMEDY}")
   else:
     if not (path / "eval" / "summary.json").exists():
-      raise UserError(
-        f"workdir {path}: the evaluation is not finished; run its command again"
-      )
+      why = "the evaluation is not finished; run its command again"
+      raise UserError(f"workdir {path}: {why}")
     policy = about.get("evaluated") or {}
     source = policy.get("run") or policy.get("source") or "a policy"
     step = "" if policy.get("step") is None else f", step {policy['step']}"
@@ -150,9 +149,8 @@ def _about(path: pathlib.Path) -> Json:
       raise ValueError("it was not written by a run")
     return about
   except FileNotFoundError:
-    raise UserError(
-      f"workdir {path} is not a run: {file.name} is missing; choose another"
-    ) from None
+    why = f"{file.name} is missing; choose another"
+    raise UserError(f"workdir {path} is not a run: {why}") from None
   except (OSError, ValueError) as e:
     raise UserError(_one_line(file, e)) from None
 
@@ -185,9 +183,8 @@ def _evaluations(
     out.append(LoadedEvaluation(step, summary, rates, shown, scores))
   found = [x.step for x in out]
   if not found or (steps is not None and found != steps):
-    raise UserError(
-      f"{path} has the steps {found}, but evaluated were {steps}; {_REMEDY}"
-    )
+    has = f"{path} has the steps {found}"
+    raise UserError(f"{has}, but evaluated were {steps}; {_REMEDY}")
   return out, prompts
 
 

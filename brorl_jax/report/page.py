@@ -39,9 +39,7 @@ def percent(x: Value, digits: int = 1) -> str:
 
 def short(x: Value) -> str:
   """Three digits that matter."""
-  if x is None:
-    return "n/a"
-  return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+  return number(x, ",.0f" if abs(x or 0) >= 100 else ".3g")
 
 
 def time_unit(hours: float | int) -> tuple[float, str]:
@@ -127,17 +125,16 @@ def drawing(plot: Plot) -> dict[str, Any]:
     # What the script shows: place, value on x, value on y or event.
     shown = [[px(x), py(y), f"{plot.x} {short(x)}", short(y)] for x, y in some]
     shown += [[px(x), _TOP, f"{plot.x} {short(x)}", e] for x, e in line.marks]
-    lines.append(
-      {
-        "line": line,
-        "path": path(some),
-        "band": path(ends) if ends else "",
-        "dots": [(px(x), py(y)) for x, y in some] if line.dots else [],
-        "marks": [px(x) for x, _ in line.marks],
-        "points": json.dumps(shown),
-        "ends": [short(line.points[i][1]) for i in (0, -1)],
-      }
-    )
+    drawn = {
+      "line": line,
+      "path": path(some),
+      "band": path(ends) if ends else "",
+      "dots": [(px(x), py(y)) for x, y in some] if line.dots else [],
+      "marks": [px(x) for x, _ in line.marks],
+      "points": json.dumps(shown),
+      "ends": [short(line.points[i][1]) for i in (0, -1)],
+    }
+    lines.append(drawn)
   return {
     "plot": plot,
     "size": (_WIDTH, _HEIGHT),

@@ -79,10 +79,9 @@ def _row(arm: Arm, families: Mapping[str, Sequence[str]]) -> dict[str, Any]:
   out["source"] = ", ".join(run.folder for run in arm.ends)
   if (run := arm.run) and arm.step is not None:
     if arm.step > len(run.metrics):
-      raise UserError(
-        f"{run.folder} has {len(run.metrics)} steps, but {arm.ends[0].folder} "
-        f"evaluated step {arm.step} of it; leave one of them out"
-      )
+      has = f"{run.folder} has {len(run.metrics)} steps"
+      other = f"{arm.ends[0].folder} evaluated step {arm.step} of it"
+      raise UserError(f"{has}, but {other}; leave one of them out")
     # As if the run had ended, and was measured, at this step.
     last, metrics = run.evaluations[0], run.metrics[: arm.step]
     last = last._replace(step=arm.step)

@@ -207,11 +207,9 @@ def whiten_by_batch(
 
 
 def _over_tokens(reward, valid, length, weight=1.0):
-  return whiten_by_batch(
-    center_by_group(reward, valid),
-    jnp.where(valid, length, 0.0) * weight,
-    informative(reward, valid),
-  )
+  centered, kept = center_by_group(reward, valid), informative(reward, valid)
+  counted = jnp.where(valid, length, 0.0) * weight
+  return whiten_by_batch(centered, counted, kept)
 
 
 def _over_trajectories(reward, valid, length, weight=1.0):

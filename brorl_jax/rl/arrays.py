@@ -86,9 +86,8 @@ def from_user(function: Callable[..., Any], *, takes: int, gives: str) -> Any:
   number = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   args = number, jax.ShapeDtypeStruct((4, 6), jnp.bool_), number
   if (got := described(result(function, *args[:takes]))) != gives:
-    raise ValueError(
-      f"returns {got} for 4 prompts of 6 rollouts; it must be {gives}"
-    )
+    what = f"returns {got} for 4 prompts of 6 rollouts"
+    raise ValueError(f"{what}; it must be {gives}")
   return function
 
 

@@ -114,9 +114,8 @@ def policy_loss(
     scale=(scale, "B"),
     correction=(correction, "BT" if by_token else "B"),
   )
-  logp_old, advantage, correction = jax.lax.stop_gradient(
-    (logp_old, advantage, correction)
-  )
+  constants = logp_old, advantage, correction
+  logp_old, advantage, correction = jax.lax.stop_gradient(constants)
   # Off-mask logits may be anything, and 0 * inf in the gradient is NaN.
   logp, logp_old = (jnp.where(mask, x, 0.0) for x in (logp, logp_old))
   # A row of none has all tokens there, so that a mean over it is not 0 / 0.

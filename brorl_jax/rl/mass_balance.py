@@ -159,9 +159,8 @@ def expected_unsampled_second_moment(
 def _balance(step, right, wrong, m: Moments) -> MassBalance:
   """The terms, from the sums over sampled correct and sampled wrong tokens."""
   rest = m.s_r * (m.q_pos * m.u_neg2 - m.q_neg * m.u_pos2)
-  return MassBalance(
-    step * m.q_neg * right, step * m.q_pos * wrong, step * rest, m
-  )
+  right, wrong = m.q_neg * right, m.q_pos * wrong
+  return MassBalance(step * right, step * wrong, step * rest, m)
 
 
 def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:

@@ -233,8 +233,5 @@ def simulate(
 
   carry = (start, optimizer.init(start))
   _, after = jax.lax.scan(step, carry, jnp.arange(1, steps + 1))
-  return jax.tree.map(
-    lambda first, rest: jnp.concatenate([first[None], rest]),
-    observe(p_start),
-    after,
-  )
+  join = lambda first, rest: jnp.concatenate([first[None], rest])
+  return jax.tree.map(join, observe(p_start), after)

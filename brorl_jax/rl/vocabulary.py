@@ -76,13 +76,9 @@ def token_logp(
   P, M, _ = hidden.shape
   tiles = -(-M // rows)
   spare = tiles * rows - M
-  apart = lambda x: jnp.moveaxis(
-    jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2)).reshape(
-      P, tiles, rows, *x.shape[2:]
-    ),
-    1,
-    0,
-  )
+  pad = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
+  cut = lambda x: pad(x).reshape(P, tiles, rows, *x.shape[2:])
+  apart = lambda x: jnp.moveaxis(cut(x), 1, 0)
   tiled = apart(hidden), apart(tokens)
   both: tuple[Array, Array] = _tiled(logits, block, spread, head, *tiled)
   together = lambda x: jnp.moveaxis(x, 0, 1).reshape(P, -1)[:, :M]
@@ -181,8 +177,5 @@ def _backward(logits, block, spread, saved, slopes):
   return dparts.reshape(head.shape), dhidden.astype(hidden.dtype), None
 
 
-_tiled.defvjp(
-  lambda *x: _forward(*x[:3], *(primal.value for primal in x[3:])),
-  _backward,
-  symbolic_zeros=True,
-)
+_saved = lambda *x: _forward(*x[:3], *(primal.value for primal in x[3:]))
+_tiled.defvjp(_saved, _backward, symbolic_zeros=True)

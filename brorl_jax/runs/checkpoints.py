@@ -274,8 +274,6 @@ class Store:
           "extra": ocp.JsonCheckpointHandler(),
         },
         options=ocp.CheckpointManagerOptions(
-          max_to_keep=None,
-          enable_async_checkpointing=True,
           async_options=ocp.AsyncOptions(
             timeout_secs=_NEVER_S,
             # Otherwise a folder that cannot be made is an error only after
@@ -372,9 +370,6 @@ def _first_best(scores: Mapping[int, float | None]) -> int | None:
   known = {s: score for s, score in scores.items() if score is not None}
   # Of equals the earliest, so that a resumed run keeps what it kept before.
   return min(known, key=lambda s: (-known[s], s)) if known else None
-
-
-# ------------------------------------------------------------ one step on disk
 
 
 def read_step(
@@ -507,9 +502,8 @@ def read_params(
   except Unusable:
     raise
   except Exception as e:  # orbax raises many kinds for one damaged file
-    raise Unusable(
-      f"checkpoint {step} in {directory}: {intact.one_line(e)}"
-    ) from e
+    which = f"checkpoint {step} in {directory}"
+    raise Unusable(f"{which}: {intact.one_line(e)}") from e
   return step, state["params"]
 
 
@@ -529,10 +523,9 @@ def _require_same(
 ) -> None:
   for path in sorted(wanted):
     if saved.get(path) != wanted[path]:
-      raise Unusable(
-        f"checkpoint {where.name} in {where.parent}: {path} is "
-        f"{saved.get(path, 'missing')}, but this run needs {wanted[path]}"
-      )
+      which = f"checkpoint {where.name} in {where.parent}"
+      has, need = saved.get(path, "missing"), wanted[path]
+      raise Unusable(f"{which}: {path} is {has}, but this run needs {need}")
 
 
 def _require_digest(state: PyTree, saved: dict[str, str]) -> None:

@@ -110,10 +110,8 @@ def check(
     return {}
   record = _read(workdir)
   if (of := record.get("mode", "train")) != mode:
-    raise UserError(
-      f"workdir {workdir} belongs to --mode={of}, but this is --mode={mode}; "
-      "choose another workdir"
-    )
+    its = f"workdir {workdir} belongs to --mode={of}"
+    raise UserError(f"{its}, but this is --mode={mode}; choose another workdir")
   before, now = config.flat(record["config"]), config.flat(_as_json(values))
   # A simulation always starts again.
   free = _MAY_DIFFER if mode != "simulate" else frozenset()

@@ -64,13 +64,11 @@ def _sum(array: jax.Array) -> str:
 
   Every copy has the same sum, or the text says that they differ.
   """
-  own = [
-    (shard.replica_id, _part(shard.data, shard.index, array.shape))
-    for shard in array.addressable_shards
-  ]
+  part = lambda shard: _part(shard.data, shard.index, array.shape)
+  own = [(shard.replica_id, part(shard)) for shard in array.addressable_shards]
   copies = collections.defaultdict[int, int](int)
-  for number, part in itertools.chain(*processes.gather(own)):
-    copies[number] += part
+  for number, total in itertools.chain(*processes.gather(own)):
+    copies[number] += total
   first, *others = {f"{total % 2**64:016x}" for total in copies.values()}
   return "copies differ" if others else first
 

@@ -151,9 +151,6 @@ def _read(path: str | pathlib.Path, check: Check) -> Iterator[dict | Damaged]:
       yield value
 
 
-# ------------------------------------- the steps that the files of a run cover
-
-
 class Covered(NamedTuple):
   """The contents of metrics.jsonl and eval/ of a run."""
 

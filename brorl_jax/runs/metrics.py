@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import math
+import operator
 import pathlib
 import resource
 import sys
@@ -295,9 +296,7 @@ def since(begin: Clock) -> dict[str, float]:
 
   time/cores is processor time over wall time, both with compilation.
   """
-  wall, total, compiling, compiling_cpu = (
-    after - before for after, before in zip(now(), begin, strict=True)
-  )
+  wall, total, compiling, compiling_cpu = map(operator.sub, now(), begin)
   cpu, on_cpu = total - compiling_cpu, jax.default_backend() == "cpu"
   return {
     "time/step_s": wall,

@@ -56,9 +56,8 @@ def evaluated(progress: RunState, score: float) -> RunState:
   """Updates the best scores after an evaluation."""
   progress = dataclasses.replace(progress, score=score)
   if progress.peak is None or score > progress.peak:
-    progress = dataclasses.replace(
-      progress, peak=score, peak_reward=progress.reward
-    )
+    new = {"peak": score, "peak_reward": progress.reward}
+    progress = dataclasses.replace(progress, **new)
   if progress.best is None or score > progress.best:
     return dataclasses.replace(progress, best=score, stalled=0)
   return dataclasses.replace(progress, stalled=progress.stalled + 1)
@@ -92,11 +91,9 @@ def learned(
 
   `bad`: whether the step was starved or skipped an update.
   """
-  return dataclasses.replace(
-    progress,
-    bad=progress.bad + 1 if bad else 0,
-    grad_norms=(*progress.grad_norms, *norms)[-_NORMS:],
-  )
+  norms = (*progress.grad_norms, *norms)[-_NORMS:]
+  count = progress.bad + 1 if bad else 0
+  return dataclasses.replace(progress, bad=count, grad_norms=norms)
 
 
 def most_norm(deviations: float, norms: tuple[float, ...]) -> float:
@@ -135,10 +132,8 @@ def watched(
   c: Guard, progress: RunState, scalars: Mapping[str, float | None]
 ) -> tuple[RunState, list[Alarm]]:
   """The run state after a step, and every number that is beyond its bound."""
-  alarms = [
-    Alarm(guard, metric, value, bound, progress.beyond.get(guard, 0) + 1)
-    for guard, metric, value, bound in _beyond(c, progress, scalars)
-  ]
+  steps = lambda guard: progress.beyond.get(guard, 0) + 1
+  alarms = [Alarm(*x, steps(x[0])) for x in _beyond(c, progress, scalars)]
   beyond = {alarm.guard: alarm.steps for alarm in alarms}
   usual, reward = dict(progress.usual), scalars.get("reward/mean")
   count, mean = usual.get(_ENTROPY, (0, 0.0))

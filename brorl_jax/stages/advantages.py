@@ -71,33 +71,27 @@ def credit(phase: Phase, groups: Groups, progress: RunState) -> Credit:
     return Credit(none, none > 0, progress, {})
   on, off = reward.length_steps
   active = bool(length_penalty.is_active(progress.shaped, on=on, off=off))
-  paid, added = shaped(
-    reward, groups, limit=c.sampling.max_new_tokens, active=active
-  )
+  limit = c.sampling.max_new_tokens
+  paid, added = shaped(reward, groups, limit=limit, active=active)
   counted = counts(reward, groups)
   valid, drawn = jnp.asarray(counted), groups.rollouts.drawn
   length = jnp.asarray(groups.rollouts.mask).sum(axis=2, dtype=jnp.float32)
   advantage = np.where(counted, phase.advantage(paid, valid, length), 0.0)
   if not np.isfinite(advantage).all():
-    raise FloatingPointError(
-      f"config.advantage.kind = {c.advantage.kind!r}: an advantage is not "
-      "finite; check the function, or choose another kind"
-    )
+    kind = f"config.advantage.kind = {c.advantage.kind!r}"
+    must = "check the function, or choose another kind"
+    raise FloatingPointError(f"{kind}: an advantage is not finite; {must}")
   right = (advantage * groups.right).sum()
   if boost := c.advantage.boost:
     advantage = np.where(counted & groups.right, advantage + boost, advantage)
   if reward.scheduled:  # its schedule starts when it is first on
     progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
-  return Credit(
-    advantage,
-    counted,
-    progress,
-    {
-      "reward/shaped_mean": float(paid.mean(where=drawn)),
-      "reward/length_mean": float(added.mean(where=drawn)),
-      "reward/length_active": float(active and reward.scheduled),
-      # What `stats.coefficient` of the report expects.
-      "theory/coefficient": float(right / drawn.sum()),
-      "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
-    },
-  )
+  metrics: dict[str, float | None] = {
+    "reward/shaped_mean": float(paid.mean(where=drawn)),
+    "reward/length_mean": float(added.mean(where=drawn)),
+    "reward/length_active": float(active and reward.scheduled),
+    # What `stats.coefficient` of the report expects.
+    "theory/coefficient": float(right / drawn.sum()),
+    "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
+  }
+  return Credit(advantage, counted, progress, metrics)

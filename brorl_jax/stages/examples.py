@@ -52,10 +52,9 @@ def check_data(c: DataConfig, *, own: bool) -> None:
   if c.system:
     strict_json.text(c.system, "config.data.system")
   if own and (c.puzzles or not (c.files or c.heldout_files)):
-    raise ValueError(
-      "config.reward.verifier scores lines of files alone; name some in "
-      "config.data.files, without config.data.puzzles"
-    )
+    why = "config.reward.verifier scores lines of files alone"
+    must = "name some in config.data.files, without config.data.puzzles"
+    raise ValueError(f"{why}; {must}")
 
 
 def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:

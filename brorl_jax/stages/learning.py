@@ -42,7 +42,7 @@ def update_policy(
     return state, types.Updated({"update/skipped": 0.0})
   c, goal, mesh = phase.config, phase.objective, this.mesh
   response_logp, step = phase.trainer.response_logp, int(state.step) + 1
-  probe, watch = _probed(phase, kept)
+  watch, measured = _theorem(phase, kept)
   unit, most = goal.loss.unit, c.sampling.max_new_tokens
   scale = functools.partial(
     packing.loss_scale, unit=unit, mean=c.loss.mean, constant=most
@@ -72,35 +72,28 @@ def update_policy(
     **update.update_metrics(stats, goal),
     "optim/lr": float(np.asarray(phase.lr(last))),
     **shares,
-    **_theory(phase, probe, state, stats),
+    **measured(state, stats),
   }
   norms = tuple(float(s.grad_norm) for s in stats if not s.skipped)
   skipped = update.skipped(stats, state.params, step)
   return state, types.Updated(scalars, norms, skipped)
 
 
-def _probed(
+def _theorem(
   phase: Phase, kept: types.Groups
-) -> tuple[theory.Probe | None, Callable[[PyTree], Float[Array, ""]] | None]:
-  """What the theorem is measured on, and what an update watches; or None."""
+) -> tuple[Callable[[PyTree], Float[Array, ""]] | None, Callable]:
+  """What an update watches, or None; and (new state, stats) -> metrics."""
   if not (count := phase.config.theory.prompts):
-    return None, None
+    return None, lambda *_: theory.unmeasured()
   prompts, rollouts, scores = kept
   probe = theory.probe(prompts, rollouts, scores.reward, count=count)
-  return probe, jax.tree_util.Partial(phase.mass.mean, probe)
 
+  def measured(state: types.State, stats: Sequence[Stats]):
+    after = theory.compiled_mass(phase.mass, probe, state.params)
+    first_order = sum(float(s.watched) for s in stats)
+    return theory.measure(probe, sharding.to_host(after), first_order)
 
-def _theory(
-  phase: Phase,
-  probe: theory.Probe | None,
-  state: types.State,
-  stats: Sequence[Stats],
-) -> Mapping[str, float | None]:
-  if probe is None:
-    return theory.unmeasured()
-  after = theory.compiled_mass(phase.mass, probe, state.params)
-  first_order = sum(float(s.watched) for s in stats)
-  return theory.measure(probe, sharding.to_host(after), first_order)
+  return jax.tree_util.Partial(phase.mass.mean, probe), measured
 
 
 def check_guards(
@@ -147,9 +140,8 @@ def reset_reference(
     return state, progress, None
   c = phase.config.reference
   progress = dataclasses.replace(progress, since_reset=progress.since_reset + 1)
-  reason = run_state.reset_reason(
-    progress, every=c.reset_every, stalled=c.reset_stalled
-  )
+  every, stalled = c.reset_every, c.reset_stalled
+  reason = run_state.reset_reason(progress, every=every, stalled=stalled)
   if reason is None:
     return state, progress, None
   if c.reset_to == "best" and (saved := best(state.params)) is not None:
@@ -159,7 +151,6 @@ def reset_reference(
     if progress.score is None or progress.score <= score:
       state = dataclasses.replace(state, params=params)
       reason = f"{reason}; back to step {step}, of score {score:.3g}"
-  state = states.reset_reference(
-    state, phase.tx, reset_optimizer=c.reset_to == "anew"
-  )
+  anew = c.reset_to == "anew"
+  state = states.reset_reference(state, phase.tx, reset_optimizer=anew)
   return state, run_state.was_reset(progress), reason

@@ -103,16 +103,10 @@ class Scorer:
       bare = lambda text: text.removeprefix(self._examples.opened)
       groups = [own.Group([*map(bare, r)], example) for r, example in groups]
       return self._pool.score(groups, step=step)
-    jobs = {
-      (example.id, text): Job(example.domain, text, example.entry)
-      for responses, example in groups
-      for text in responses
-    }
+    job = lambda e, text: Job(e.domain, text, e.entry)
+    jobs = {(e.id, x): job(e, x) for said, e in groups for x in said}
     scored = dict(zip(jobs, self._pool.score([*jobs.values()]), strict=True))
-    return [
-      [scored[example.id, text] for text in responses]
-      for responses, example in groups
-    ]
+    return [[scored[e.id, text] for text in said] for said, e in groups]
 
   def scores(
     self, step: int, prompts: types.Prompts, rollouts: types.Rollouts

@@ -1,7 +1,10 @@
 """Puzzles, verifiers and data sets. Never imports jax."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from brorl_jax.verdicts import code, gym, instructions, math, own, stem
 
 __all__ = ["code", "gym", "instructions", "math", "own", "stem"]
 

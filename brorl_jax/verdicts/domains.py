@@ -11,10 +11,8 @@ from brorl_jax.verdicts.base import Domain, Verdict
 from brorl_jax.verdicts.sandbox import jail
 from brorl_jax.verdicts.strict_json import did_you_mean
 
-DOMAINS: Mapping[str, Domain] = {
-  module.DOMAIN.name: module.DOMAIN
-  for module in (math, code, stem, gym, instructions)
-}
+_OURS = [x.DOMAIN for x in (math, code, stem, gym, instructions)]
+DOMAINS: Mapping[str, Domain] = {domain.name: domain for domain in _OURS}
 # The domain `base.OWN`.
 OWN: Domain = own.DOMAIN
 # The functions that generate the examples of the domain `base.MADE`.

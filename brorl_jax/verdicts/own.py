@@ -11,8 +11,6 @@ module state is per process, and sees only the CPU through jax. They should
 depend on their arguments alone, because a resumed run calls them again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib
@@ -360,10 +358,9 @@ def _verdict(value: Any, response: str) -> Verdict:
     status, reason = ("pass", "") if score >= 1.0 else ("fail", "below 1")
     return Verdict(status, score, reason, response[:MAX_ANSWER])
   if value.status not in get_args(Status):
-    raise _Returned(
-      f"returned a Verdict with status {show(value.status)}; use one of "
-      f"{', '.join(get_args(Status))}"
-    )
+    must = f"use one of {', '.join(get_args(Status))}"
+    status = f"status {show(value.status)}"
+    raise _Returned(f"returned a Verdict with {status}; {must}")
   for field in ("reason", "answer"):
     if not isinstance(it := getattr(value, field), str):
       raise _Returned(f"returned a Verdict with {field} {show(it)}; use a text")

@@ -106,11 +106,10 @@ def check(families: Sequence[Family]) -> None:
     raise ValueError("families is empty; list at least one")
   names = [family.name for family in families]
   for family in families:
-    if names.count(family.name) > 1:
-      raise ValueError(
-        f"family {family.name!r} is listed {names.count(family.name)} times;"
-        " list it once, with one weight and one range of settings"
-      )
+    if (count := names.count(family.name)) > 1:
+      must = "list it once, with one weight and one range of settings"
+      twice = f"family {family.name!r} is listed {count} times"
+      raise ValueError(f"{twice}; {must}")
     _dataset(family)
   base.check_weights([family.weight for family in families])
   for family in families:
@@ -243,11 +242,8 @@ def _refuse(name: str, *, drawn: bool) -> None:
 def _dataset(family: Family) -> Any:
   _refuse(family.name, drawn=True)
   config = library().factory.DATASETS[family.name][1]
-  defaults = {
-    field.name: _default(field)
-    for field in dataclasses.fields(config)
-    if field.name not in ("seed", "size")
-  }
+  defaults = {x.name: _default(x) for x in dataclasses.fields(config)}
+  del defaults["seed"], defaults["size"]
   for key, value in family.settings.items():
     where = f"family {family.name!r}: setting {key} = {reprlib.repr(value)}"
     if key not in defaults:

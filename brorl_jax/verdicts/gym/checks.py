@@ -107,9 +107,8 @@ def _term(sign: str, product: str) -> Term:
 
 
 # What the puzzles' own answers hold, and what else a table of integrals does.
-_NAMES = frozenset(
-  "C E pi exp log sqrt sin cos tan asin acos atan sinh cosh tanh".split()
-)
+_KNOWN = "C E pi exp log sqrt sin cos tan asin acos atan sinh cosh tanh"
+_NAMES = frozenset(_KNOWN.split())
 
 
 def refuse_integral(text: str, variable: str) -> str:
@@ -326,34 +325,30 @@ def _survo(answer: str, entry: Entry) -> bool | str:
   return kept and filled == candidates and sums
 
 
+def _each(tasks: str, check: Check) -> dict[str, Check]:
+  return dict.fromkeys(tasks.split(), check)
+
+
 CHECKS: Mapping[str, Check] = {
-  "arc_agi": _same(_rows),
-  "bf": _same(str),
-  "binary_matrix": _same(_rows),
+  **_each("bf string_insertion", _same(str)),
+  **_each("arc_agi binary_matrix rearc spiral_matrix", _same(_rows)),
+  **_each("game_of_life list_functions number_sorting", _same(_list_parts)),
+  **_each("calendar_arithmetic figlet_font game_of_life_halting", _same_word),
   "bitwise_arithmetic": _same(lambda text: int(text, 16)),
-  "calendar_arithmetic": _same_word,
   "complex_arithmetic": _same_complex,
   "countdown": _countdown,
-  "figlet_font": _same_word,
-  "game_of_life": _same(_list_parts),
-  "game_of_life_halting": _same_word,
   "graph_color": _coloring,
   "gsm_symbolic": _same(Fraction),
-  "list_functions": _same(_list_parts),
   "n_queens": lambda answer, entry: (
     _rows(answer) in map(_rows, entry["metadata"]["valid_answers"])
   ),
   "number_format": _same_candidate,
-  "number_sorting": _same(_list_parts),
   "palindrome_partitioning": _same_partitions,
   "polynomial_multiplication": _expanded,
   "pool_matrix": _same(lambda text: [[*map(Fraction, r)] for r in _rows(text)]),
   "prime_factorization": _same(lambda x: sorted(map(int, x.split(_TIMES)))),
   "puzzle24": _puzzle24,
-  "rearc": _same(_rows),
   "simple_integration": _antiderivative,
-  "spiral_matrix": _same(_rows),
-  "string_insertion": _same(str),
   "survo": _survo,
   "tower_of_hanoi": _hanoi,
 }
@@ -365,31 +360,21 @@ _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 _COMMA, _LINE = r"\s*,\s*", r"[ \t]*\n[ \t]*"
 _several = lambda one, between: f"{one}(?:{between}{one})*"
 _listed = lambda one: rf"\[\s*{_several(one, _COMMA)}\s*\]"
+_HEXADECIMAL = r"[+-]?0[xX][0-9a-fA-F]+"
+_COLORS = rf"(?a)\{{\s*{_several(_COLOR, _COMMA)}\s*\}}"
+_WRITTEN = rf"(?a)[+-]?(?:{_GROUPED}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)"
+_WORDS = _listed('"[a-z]+"')
+_PRIMES = "(?a)" + _several(r"\d{1,20}", rf"\s*{_TIMES}\s*")
 
 # Pattern and name of the forms of answers, for our checks and for scorers that
 # are sound but ignore extra text. An answer of another form is refused.
 FORMS: Mapping[str, tuple[str, str]] = {
-  "bitwise_arithmetic": (
-    r"[+-]?0[xX][0-9a-fA-F]+",
-    "a hexadecimal number such as -0x1f",
-  ),
-  "graph_color": (
-    rf"(?a)\{{\s*{_several(_COLOR, _COMMA)}\s*\}}",
-    "a JSON object of vertices and colors",
-  ),
+  "bitwise_arithmetic": (_HEXADECIMAL, "a hexadecimal number such as -0x1f"),
+  "graph_color": (_COLORS, "a JSON object of vertices and colors"),
   "gsm_symbolic": (rf"(?a)[+-]?{_DECIMAL}", "a number such as -12.5"),
-  "number_format": (
-    rf"(?a)[+-]?(?:{_GROUPED}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)",
-    "a number such as -1,234.5 or 1.2e+3",
-  ),
-  "palindrome_partitioning": (
-    _listed(_listed('"[a-z]+"')),
-    "a list of lists of letters",
-  ),
-  "prime_factorization": (
-    "(?a)" + _several(r"\d{1,20}", rf"\s*{_TIMES}\s*"),
-    f"numbers joined by {_TIMES}",
-  ),
+  "number_format": (_WRITTEN, "a number such as -1,234.5 or 1.2e+3"),
+  "palindrome_partitioning": (_listed(_WORDS), "a list of lists of letters"),
+  "prime_factorization": (_PRIMES, f"numbers joined by {_TIMES}"),
   "jugs": (_listed(_MOVE), "a JSON list of moves"),
   "kakurasu": (_several(_several("[01]", r"[ \t]+"), _LINE), "rows of 0 and 1"),
   "pool_matrix": (_several(_REAL, r"\s+"), "rows of numbers"),

@@ -26,6 +26,7 @@ RELATIONS = {  # IFEval lacks the last one
 }
 # A forbidden phrase is compared at every word: its length multiplies the time.
 MAX_FORBIDDEN = 100
+_CHOICES = ("yes", "no", "maybe")  # of a constrained response
 _BULLET = re.compile(r"^[^\S\n]*+(?:-|\*[^*\n])", re.MULTILINE)
 
 
@@ -156,9 +157,8 @@ def _text_that(must: str, good: Callable[[str], bool]) -> Callable[[Any], str]:
 text = _text_that("a text that is not blank", bool)
 _character = _text_that("one character", lambda x: len(x) == 1)
 _one_word = _text_that("one word", lambda x: len(x.split()) == 1)
-_relation = _text_that(
-  "one of " + ", ".join(map(repr, RELATIONS)), RELATIONS.__contains__
-)
+_KNOWN = ", ".join(map(repr, RELATIONS))
+_relation = _text_that(f"one of {_KNOWN}", RELATIONS.__contains__)
 
 
 def _words(value: Any) -> list[str]:
@@ -378,56 +378,44 @@ BUILT_IN: dict[str, Checker] = {
     lambda response, letter: response.lower().count(letter.lower()),
     "let_frequency", "let_relation", letter=_character,
   ),
-  "length_constraints:number_words": _number(
-    lambda response: len(re.findall(r"\w+", response)), "num_words", "relation"
-  ),
-  "length_constraints:number_sentences": _number(
-    count_sentences, "num_sentences", "relation"
-  ),
-  "length_constraints:number_paragraphs": _kind(
-    _has_paragraphs, num_paragraphs=_positive
-  ),
+  "length_constraints:number_words":
+    _number(lambda x: len(re.findall(r"\w+", x)), "num_words", "relation"),
+  "length_constraints:number_sentences":
+    _number(count_sentences, "num_sentences", "relation"),
+  "length_constraints:number_paragraphs":
+    _kind(_has_paragraphs, num_paragraphs=_positive),
   "length_constraints:nth_paragraph_first_word": _kind(
     _has_first_word, num_paragraphs=_positive, nth_paragraph=_positive,
     first_word=_one_word,
   ),
-  "detectable_content:number_placeholders": _number(
-    _count_placeholders, "num_placeholders", "at least"
-  ),
-  "detectable_content:postscript": _kind(
-    _has_postscript, postscript_marker=text
-  ),
+  "detectable_content:number_placeholders":
+    _number(_count_placeholders, "num_placeholders", "at least"),
+  "detectable_content:postscript":
+    _kind(_has_postscript, postscript_marker=text),
   "detectable_format:number_bullet_lists": _kind(
     lambda response, num_bullets: num_bullets == len(_BULLET.findall(response)),
     num_bullets=whole,
   ),
-  "detectable_format:constrained_response": _kind(
-    lambda response: 1 == sum(
-      f"My answer is {answer}." in response for answer in ("yes", "no", "maybe")
-    )
-  ),
-  "detectable_format:number_highlighted_sections": _number(
-    _count_highlights, "num_highlights", "at least"
-  ),
+  "detectable_format:constrained_response":
+    _kind(lambda x: 1 == sum(f"My answer is {y}." in x for y in _CHOICES)),
+  "detectable_format:number_highlighted_sections":
+    _number(_count_highlights, "num_highlights", "at least"),
   "detectable_format:multiple_sections": _number(
-    lambda response, section_spliter: len(
-      re.findall(re.escape(section_spliter) + r"\s?\d+", response)
-    ),
+    lambda x, section_spliter:
+      len(re.findall(re.escape(section_spliter) + r"\s?\d+", x)),
     "num_sections", "at least", section_spliter=text,
   ),
   "detectable_format:json_format": _kind(_is_json),
   "detectable_format:title": _kind(_has_title),
   "combination:two_responses": _kind(_has_two_responses),
   "combination:repeat_prompt": _kind(
-    lambda response, prompt_to_repeat: (
-      response.strip().lower().startswith(prompt_to_repeat.lower())
-    ),
+    lambda x, prompt_to_repeat:
+      x.strip().lower().startswith(prompt_to_repeat.lower()),
     prompt_to_repeat=text,
   ),
   "startend:end_checker": _kind(
-    lambda response, end_phrase: (
-      response.strip().strip('"').lower().endswith(end_phrase.lower())
-    ),
+    lambda x, end_phrase:
+      x.strip().strip('"').lower().endswith(end_phrase.lower()),
     end_phrase=text,
   ),
   "startend:quotation": _kind(_is_quoted),
@@ -435,21 +423,17 @@ BUILT_IN: dict[str, Checker] = {
     lambda response: len(capital_words(response)),
     "capital_frequency", "capital_relation",
   ),
-  "change_case:english_capital": _kind(
-    lambda response: response.isupper() and is_english(response)
-  ),
-  "change_case:english_lowercase": _kind(
-    lambda response: response.islower() and is_english(response)
-  ),
+  "change_case:english_capital": _kind(lambda x: x.isupper() and is_english(x)),
+  "change_case:english_lowercase":
+    _kind(lambda x: x.islower() and is_english(x)),
   "punctuation:no_comma": _kind(lambda response: "," not in response),
 }  # fmt: skip
 
 
 def _instructions(value: Any) -> list[dict[str, Any]]:
   if not isinstance(value, list) or not value:
-    raise Refused(
-      "instructions", f"{show(value)}; use a list with at least one"
-    )
+    must = "use a list with at least one"
+    raise Refused("instructions", f"{show(value)}; {must}")
   for i, item in enumerate(value):
     at = f"instructions[{i}]"
     if not isinstance(item, dict) or {*item, "kwargs"} != {"id", "kwargs"}:

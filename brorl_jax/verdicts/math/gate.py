@@ -210,11 +210,9 @@ def _powers(bare: str) -> str:
     if _POWER.search(exponent) or "!" in exponent:
       return "power in an exponent"
     numbers = [int(n) for n in _NUMBER.findall(exponent)]
-    largest = max(numbers, default=0)
-    if largest > _MAX_EXPONENT or len(numbers) > 4:
-      return "exponent too large"
-    before = bare[: start - 1].rstrip("* ")
-    if largest > 40 and _BASE_IS_A_SUM.search(before[-80:]):
+    base = bare[: start - 1].rstrip("* ")[-80:]
+    most = 40 if _BASE_IS_A_SUM.search(base) else _MAX_EXPONENT
+    if max(numbers, default=0) > most or len(numbers) > 4:
       return "exponent too large"
   return ""
 

@@ -30,8 +30,6 @@ Only Python and its standard library run: no packages, processes, network, pipes
 or sockets.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools
@@ -260,36 +258,26 @@ def _interpreter() -> tuple[str, str]:
 
 # Harmless if not stopped: a fork ends at once, and 4 GiB are never touched.
 _ATTEMPTS = """
-import mmap, os, socket
+import contextlib, mmap, os, socket
 def attempts(secret, folder, memory):
   def fork():
     if os.fork() == 0:
       os._exit(0)
-  def read():
-    with open(secret) as file:
-      file.read()
-  def write():
-    with open(folder + "/new", "w") as file:
-      file.write("x")
-  def change():
-    os.chmod(folder, 0o700)
   tried = {
     "fork": fork,
     "execute": lambda: os.execv("/usr/bin/true", ["true"]),
     "signal its parent": lambda: os.kill(os.getppid(), 0),
     "open a socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
-    "read outside": read,
-    "write outside": write,
-    "change outside": change,
+    "read outside": lambda: open(secret).read(),
+    "write outside": lambda: open(folder + "/new", "w").write("x"),
+    "change outside": lambda: os.chmod(folder, 0o700),
     "take too much memory": lambda: mmap.mmap(-1, memory),
   }
   done = []
   for name, attempt in tried.items():
-    try:
+    with contextlib.suppress(OSError, MemoryError):
       attempt()
       done.append(name)
-    except (OSError, MemoryError):
-      pass
   return done
 def honest(a, b):
   return sorted(a + b)

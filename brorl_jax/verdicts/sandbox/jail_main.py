@@ -365,10 +365,8 @@ def stdio(job: dict[str, Any], results: int, limits: Limits) -> int:
       os.close(results)
       _programs(code, files, writer)
     os.close(writer)
-    count, end = 0, b""
-    while (
-      count < len(files) and len(end := _read(reader, _END.size)) == _END.size
-    ):
+    count, end, size = 0, b"", _END.size
+    while count < len(files) and len(end := _read(reader, size)) == size:
       exit_status, cpu_s, name = _END.unpack(end)
       tell(exit_status << 8, name, cpu_s)
     status = os.waitpid(pid, 0)[1]
@@ -508,7 +506,9 @@ def _serve_calls(job: dict[str, Any], ask: int, answer: int) -> int:
     return 0
   send(answer, 0, 0, b"", b"")
   while True:
-    args, kwargs = codec.rebuild(codec.decode(codec.loads(_receive(ask))))
+    (size,) = LENGTH.unpack(_read_all(ask, LENGTH.size))
+    asked = codec.decode(codec.loads(_read_all(ask, size)))
+    args, kwargs = codec.rebuild(asked)
     payload = why = b""
     try:
       value = function(*args, **kwargs)
@@ -593,10 +593,6 @@ def _is_opaque(value: Any) -> bool:
   if isinstance(value, (list, tuple)):
     return any(map(_is_opaque, value))
   return isinstance(value, codec.Opaque)
-
-
-def _receive(fd: int) -> bytes:
-  return _read_all(fd, LENGTH.unpack(_read_all(fd, LENGTH.size))[0])
 
 
 def _receive_frame(fd: int) -> tuple[int, bytes, bytes]:

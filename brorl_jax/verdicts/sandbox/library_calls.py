@@ -15,8 +15,6 @@ it can write no file, read only the libraries, and reach neither the network nor
 another process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

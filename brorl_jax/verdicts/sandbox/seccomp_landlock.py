@@ -81,22 +81,14 @@ def isolate(
 
 def _set_limits(limits: Limits) -> None:
   wanted = {
-    resource.RLIMIT_CORE: 0,
-    resource.RLIMIT_CPU: math.ceil(limits.total_s) + 1,
-    resource.RLIMIT_AS: limits.memory,
-    resource.RLIMIT_DATA: limits.memory,
-    resource.RLIMIT_FSIZE: limits.file_bytes,
-    resource.RLIMIT_NOFILE: limits.open_files,
-    resource.RLIMIT_STACK: 64 << 20,
-    resource.RLIMIT_MEMLOCK: 0,
-    resource.RLIMIT_MSGQUEUE: 0,
-    resource.RLIMIT_SIGPENDING: 16,
-    resource.RLIMIT_RTPRIO: 0,
-    resource.RLIMIT_NICE: 0,
+    **dict.fromkeys(("CORE", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE"), 0),
+    **{"AS": limits.memory, "DATA": limits.memory, "STACK": 64 << 20},
+    **{"FSIZE": limits.file_bytes, "NOFILE": limits.open_files},
+    **{"CPU": math.ceil(limits.total_s) + 1, "SIGPENDING": 16},
+    **({"NPROC": limits.threads} if limits.threads else {}),
   }
-  if limits.threads:
-    wanted[resource.RLIMIT_NPROC] = limits.threads
-  for which, value in wanted.items():
+  for name, value in wanted.items():
+    which = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(which)[1]
     if hard != resource.RLIM_INFINITY:
       value = min(value, hard)  # a process cannot raise its hard limit

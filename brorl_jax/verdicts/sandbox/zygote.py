@@ -15,8 +15,6 @@ sent malformed results, and after 500 jobs. A crash leaves nothing behind, so
 the next job uses the same zygote.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -264,10 +262,8 @@ def _next_frame(data: bytearray, at: int) -> tuple[Frame, int] | None:
 
 def _expected(frames: Sequence[Frame]) -> list[Frame]:
   """The frames before the first that is out of order."""
-  in_order = itertools.takewhile(
-    lambda pair: pair[1].index in (jail_main.BEFORE, pair[0]), enumerate(frames)
-  )
-  return [frame for _, frame in in_order]
+  good = lambda pair: pair[1].index in (jail_main.BEFORE, pair[0])
+  return [frame for _, frame in itertools.takewhile(good, enumerate(frames))]
 
 
 # Modules that a jail, which cannot read this package, gets in import order.
