@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,18 @@ def refuses(kind: type[Exception], pattern: str) -> Iterator[None]:
   said = str(e.value)
   assert mentions(said, pattern), said
   assert "\n" not in said
+
+
+@contextlib.contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+  """What is done here is ended by a KeyboardInterrupt after that time."""
+  before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+  try:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with pytest.raises(KeyboardInterrupt):
+      yield
+  finally:
+    signal.signal(signal.SIGALRM, before)
 
 
 def _holds(message: str, part: str) -> bool:

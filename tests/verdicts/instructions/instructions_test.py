@@ -242,22 +242,16 @@ def test_capital_words_by_hand(text, words):
 
 
 @pytest.mark.parametrize("text, english", [
-  (PLAIN, True),
-  (PLAIN.upper(), True),
-  ("Yes", True),
-  ("", False),
-  ("42 + 3!", False),
-  ("это не по-английски", False),
+  (PLAIN, True), (PLAIN.upper(), True), ("Yes", True), ("", False),
+  ("42 + 3!", False), ("это не по-английски", False),
   ("これは英語ではありません", False),
   ("lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod "
    "tempor incididunt ut labore et dolore magna aliqua enim minim", False),
   ("der Hund schläft, während die Katze auf dem Dach sitzt und wartet, bis "
    "sie endlich wieder von uns gefüttert werden kann oder springt", False),
   ("zzz " * 19, True),  # too short to tell
-  ("zzz " * 20, False),
-  ("zzz " * 19 + "the", True),
-  ("a" * 9 + "é", True),
-  ("a" * 8 + "é", False),
+  ("zzz " * 20, False), ("zzz " * 19 + "the", True),
+  ("a" * 9 + "é", True), ("a" * 8 + "é", False),
 ])  # fmt: skip
 def test_english_by_hand(text, english):
   assert instructions.is_english(text) is english

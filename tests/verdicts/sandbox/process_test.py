@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import messages
 import pytest
 import tiers
 
@@ -324,16 +325,8 @@ def test_an_interrupt_of_the_terminal_is_not_for_the_zygotes(worker):
 
 
 def test_an_interrupted_question_is_not_answered_later(worker):
-  def interrupt(*_):
-    raise KeyboardInterrupt
-
-  before = signal.signal(signal.SIGALRM, interrupt)
-  try:
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    with pytest.raises(KeyboardInterrupt):
-      worker.ask("slow_echo", "first", 0.4, timeout=LONG)
-  finally:
-    signal.signal(signal.SIGALRM, before)
+  with messages.interrupted(0.2):
+    worker.ask("slow_echo", "first", 0.4, timeout=LONG)
   assert worker.ask("slow_echo", "second", 0.4, timeout=LONG) == "second"
 
 
