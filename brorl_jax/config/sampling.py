@@ -44,9 +44,9 @@ class DataConfig(Section):
 
   files: tuple[str, ...] = setting(
     (),
-    "Training data: .jsonl, .parquet or .arrow files, glob patterns, folders "
-    "('folder:train' for one split), or datasets of the Hugging Face hub, "
-    "'hub:organisation/name:split@revision'. The format is in "
+    "Training data: .jsonl, .csv, .parquet or .arrow files, glob patterns, "
+    "folders ('folder:train' for one split), or datasets of the Hugging Face "
+    "hub, 'hub:organisation/name:split@revision'. The format is in "
     "brorl_jax/data/dataset.py.",
   )
   heldout_files: tuple[str, ...] = setting(

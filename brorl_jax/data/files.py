@@ -12,6 +12,7 @@ of the whole file (missing, unreadable, a git-lfs pointer) is raised.
 
 import collections
 import contextlib
+import csv
 import dataclasses
 import functools
 import glob
@@ -29,8 +30,8 @@ from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
 _COLUMNAR = (".parquet", ".arrow")
 _Row = tuple[bytes, dict[str, Refused]]
 ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
-# Read where there is nothing else: also the ending of descriptions.
-_JSON = (*ENDINGS, ".json")
+# Read where there is nothing else: also the endings of descriptions.
+_TOO = (*ENDINGS, ".json", ".csv")
 _DESCRIPTIONS = ("dataset_dict", "dataset_info", "dataset_infos", "state")
 _MAX_HELD = 1 << 28  # bytes of a line
 _BATCH = 64  # rows of parquet in memory at a time
@@ -143,7 +144,7 @@ def _refuse_file(path: str) -> None:
     raise DataError(f"{path}: file does not exist{remedy}")
   if not os.path.isfile(path):
     raise DataError(f"{path}: not a file; name files, such as {path}/*.jsonl")
-  if not path.endswith(_JSON):
+  if not path.endswith(_TOO):
     ending = os.path.splitext(path)[1]
     packed = "unpack it" if ending in (".gz", ".zst") else "convert it"
     remedy = f"{packed} to .parquet, or to .jsonl with one object per line"
@@ -169,7 +170,7 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
 
   wanted = [f"*{ending}" for ending in ENDINGS]
   if split:
-    ways = itertools.product(("", "*/"), _JSON)
+    ways = itertools.product(("", "*/"), _TOO)
     wanted = [f"{above}{split}{_AFTER}*{end[1:]}" for above, end in ways]
   try:
     return huggingface_hub.snapshot_download(
@@ -206,7 +207,7 @@ def _of_folder(
     raise DataError(f"{given}: {has}; name one, such as {one}")
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
-    ends = f"that ends in {', '.join(_JSON)}"
+    ends = f"that ends in {', '.join(_TOO)}"
     raise DataError(f"{given}: contains {what} {ends}{remedy}")
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
@@ -219,7 +220,7 @@ def _inside(folder: pathlib.Path) -> Iterator[str]:
     hidden = any(part.startswith(".") for part in inside.parts)
     if hidden or inside.name.startswith("cache-") or not path.is_file():
       continue
-    if inside.name.endswith(_JSON) and inside.stem not in _DESCRIPTIONS:
+    if inside.name.endswith(_TOO) and inside.stem not in _DESCRIPTIONS:
       yield inside.as_posix()
 
 
@@ -244,7 +245,10 @@ def read(
   Without `nulls`, null in a columnar file means that the field is missing.
   """
   empty = True
-  lines = _rows(path, nulls) if path.endswith(_COLUMNAR) else _lines(path)
+  if path.endswith(_COLUMNAR):
+    lines = _rows(path, nulls)
+  else:
+    lines = _csv(path) if path.endswith(".csv") else _lines(path)
   for number, text in lines:
     empty = False
     try:
@@ -275,6 +279,33 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
           line = file.readline(_MAX_HELD)
   except OSError as error:
     raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _csv(path: str) -> Iterator[tuple[int, bytes]]:
+  """The rows below the names of the columns, as lines of JSON: values are
+  texts, and one that is empty is missing.
+  """
+  csv.field_size_limit(MAX_LINE)
+  number = 1
+  try:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+      rows = csv.reader(file, strict=True)
+      names = next(rows, [])
+      if len({*names}) < len(names):
+        raise DataError(f"{path}: two columns have one name; rename one")
+      for row in rows:
+        number = rows.line_num
+        if row and len(row) != len(names):
+          why = f"{len(row)} values for {len(names)} columns; quote commas"
+          raise DataError(f"{path}, line {number}: {why}")
+        filled = {k: v for k, v in zip(names, row, strict=False) if v}
+        if row:
+          yield number, json.dumps(filled, ensure_ascii=False).encode()
+  except (OSError, ValueError, csv.Error) as error:
+    if isinstance(error, DataError):
+      raise
+    why = f"cannot be read: {show(str(error))}"
+    raise DataError(f"{path}, line {number}: {why}") from error
 
 
 def _elements(path: str, file: IO[bytes]) -> list[bytes]:

@@ -102,7 +102,7 @@ def test_a_name_with_a_colon_is_a_file_if_there_is_one(folder):
   (("a.jsonl,b.jsonl",), "a.jsonl,b.jsonl ... 'a.jsonl','b.jsonl'"),
 ])  # fmt: skip
 def test_files_that_are_not_there(folder, given, says):
-  folder("set/a.jsonl", "bare/data.csv", "a,b.jsonl")
+  folder("set/a.jsonl", "bare/data.txt", "a,b.jsonl")
   refused(says, *given)
   assert paths("a,b.jsonl") == ["a,b.jsonl"]
 
@@ -263,3 +263,28 @@ def test_an_arrow_stream_holds_the_same_records(tmp_path):
   path.write_bytes(path.read_bytes()[:100])
   with pytest.raises(DataError, match=r"\.arrow: not arrow: "):
     [*files.read(str(path))]
+
+
+def test_rows_of_a_csv_file_are_records_of_texts(folder):
+  path = pathlib.Path("a.csv")
+  text = (
+    '\ufeffprompt,answer,note\r\n"1, 2\r\nor 3?",2,\r\n\r\né,"a ""b""",x\r\n'
+  )
+  path.write_bytes(text.encode())
+  assert [*files.read("a.csv")] == [
+    (3, {"prompt": "1, 2\r\nor 3?", "answer": "2"}),
+    (5, {"prompt": "é", "answer": 'a "b"', "note": "x"}),
+  ]
+  assert paths("a.csv") == ["a.csv"]
+
+
+@pytest.mark.parametrize("text, says", [
+  (b"a,b\n1,2\n3\n", "a.csv, line 3: 1 values for 2 columns"),
+  (b"a,a\n1,2\n", "two columns"), (b"a\n\xff\n", "a.csv, line ... utf-8"),
+  (b'a\n"1\n', "a.csv, line ... cannot be read"), (b"a\n", "no records"),
+  (b"", "no records"),
+])  # fmt: skip
+def test_a_csv_file_that_is_none_is_refused(folder, text, says):
+  pathlib.Path("a.csv").write_bytes(text)
+  with refuses(DataError, says):
+    [*files.read("a.csv")]
