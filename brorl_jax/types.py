@@ -237,6 +237,8 @@ class Batch:
   advantage: Float[Array, "*C P M"]
   weight: Float[Array, "*C P M"]  # number of identical rollouts in this row
   used: Int[Array, ""]  # microbatches that are not empty, at most C
+  # Tokens drawn in an earlier step; None without a max_age.
+  old: Bool[Array, "*C P M T"] | None = None
   # Factor on the policy loss of each row; None: 1.
   scale: Float[Array, "*C P M"] | None = None
   # Of the old policy of the ratio; None: the sampler's log-probabilities.

@@ -37,6 +37,7 @@ class Stats:
   corrected: Mean
   entropy: Mean  # of the policy at the sampled positions, nats per token
   logp_gap: Mean  # |trainer - sampler| in nats; rounding, before any update
+  logp_gap_old: Mean  # of tokens that were drawn in an earlier step
   logp_gap_max: Float[Array, ""]
   grad_norm: Float[Array, ""]  # before clipping
   # In tree order: of the gradient if skipped, else of the new parameters.
@@ -139,6 +140,7 @@ def loss_and_stats(
   entropy_mean = Mean.of(entropy, mask, weight_BT)
   if objective.entropy_weight:
     total -= objective.entropy_weight * entropy_mean.total
+  old = mask & (False if micro.old is None else flat(micro.old))
   stats = dataclasses.replace(
     Stats.zero(params),
     **correction,
@@ -148,6 +150,7 @@ def loss_and_stats(
     clip_fraction=ppo.clip_fraction,
     entropy=entropy_mean,
     logp_gap=Mean.of(gap, mask, weight_BT),
+    logp_gap_old=Mean.of(gap, old, weight_BT),
     logp_gap_max=jnp.max(gap),
   )
   return total, jax.lax.stop_gradient(stats)

@@ -124,6 +124,8 @@ class Source:
     }
     if self.scale is not None:
       out["scale"] = np.zeros((rows, M), np.float32)
+    if self.rollouts.age is not None:
+      out["old"] = np.zeros((rows, M, length), bool)
     return out
 
   def put(
@@ -139,6 +141,8 @@ class Source:
     out["weight"][to] = part.count
     if self.scale is not None:
       out["scale"][to] = self.scale[p, n]
+    if self.rollouts.age is not None:
+      out["old"][to] = self.rollouts.age[p, n, :length] > 0
 
 
 class Later(NamedTuple):

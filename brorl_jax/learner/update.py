@@ -386,6 +386,7 @@ def update_metrics(
     total -= objective.entropy_weight * (mean("entropy") or 0.0)
   # The sampler against the trainer, with the parameters that sampled.
   corrected = mean if objective.correction else lambda name: None
+  old = stats[0].logp_gap_old
   return {
     "policy/entropy": mean("entropy"),
     "policy/kl_ref": kl,
@@ -394,6 +395,7 @@ def update_metrics(
     # Before the first update trainer and sampler are equal: it is rounding.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
+    "policy/logp_gap_old": float(old.value) if old.count > 0 else None,
     "correction/weight_mean": corrected("correction"),
     "correction/changed_fraction": corrected("corrected"),
     "correction/kl_sampler": corrected("kl_sampler"),

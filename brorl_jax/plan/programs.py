@@ -309,6 +309,7 @@ def batch(job: CompileJob, *, scored: bool) -> Batch:
     advantage=array(M),
     weight=array(M),
     used=job.at()((), jnp.int32),
+    old=array(M, T, dtype=jnp.bool_) if c.run.max_age else None,
     logp_old=logp if scored and c.optim.minibatches > 1 else None,
     logp_ref=logp if scored and c.reference.kl_weight else None,
   )

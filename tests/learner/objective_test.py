@@ -257,6 +257,18 @@ def test_statistics_of_a_correction_by_hand():
   assert without.correction.count == without.kl_sampler.count == 0.0
 
 
+def test_the_gap_of_older_tokens_is_told_apart():
+  one, _ = two_tokens([0.5, 0.25])
+  _, stats = table_step([one], PLAIN)
+  assert stats.logp_gap_old.count == 0.0
+  for n, want in enumerate((0.5, 0.25)):
+    old = np.zeros_like(one.mask)
+    old[0, 0, n, 0] = old[0, 0, 2:] = True  # no padding counts
+    _, stats = table_step([dataclasses.replace(one, old=old)], PLAIN)
+    np.testing.assert_allclose(stats.logp_gap_old.value, want, rtol=1e-4)
+  np.testing.assert_allclose(stats.logp_gap.value, 1.25 / 3, rtol=1e-4)
+
+
 @pytest.mark.ci
 def test_a_wrong_sampler_is_corrected():
   """All V tokens, as often as a sampler would draw them that is wrong by e^.3.

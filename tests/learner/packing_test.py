@@ -377,6 +377,16 @@ def test_pack_keeps_one_of_identical_rollouts_with_its_count():
   assert sum(batch.weight.sum() for batch in batches) == P * N
 
 
+def test_pack_knows_the_tokens_of_earlier_steps():
+  out, advantage = rollouts(kinds=3)
+  assert all(batch.old is None for batch in packed(roll=(out, advantage)))
+  out = dataclasses.replace(out, age=(out.tokens % 3).astype(np.int8))
+  for batch in packed(roll=(out, advantage)):
+    want = (batch.response % 3 > 0) & (batch.weight > 0)[..., None]
+    np.testing.assert_array_equal(batch.old & batch.mask, want & batch.mask)
+    assert (batch.old & batch.mask).any()
+
+
 @pytest.mark.usefixtures("three_lengths")
 def test_pack_tells_a_real_zero_token_from_padding():
   out, advantage = rollouts()
