@@ -180,10 +180,10 @@ def minibatch_step(
   A gradient that cannot be trusted, or whose norm is above `most_norm`, is not
   applied: see `Stats.skipped`. Moments in host memory are on the devices only
   during the last program. Each of the `batches` of the minibatch is asked for
-  while the one before it is computed. `watch` is None or a function of the
-  parameters, as a `jax.tree_util.Partial`, whose change to first order is
-  `Stats.watched`: <d watch / d params, updates>. Of several `groups` each takes
-  every so many-th batch, beside the others.
+  while the one before it is computed; of several `groups`, which compute beside
+  each other, each takes every so many-th, and all are asked for first. `watch`
+  is None or a function of the parameters, as a `jax.tree_util.Partial`, whose
+  change to first order is `Stats.watched`: <d watch / d params, updates>.
   """
   # On a mesh the zeros lie where the sums will, or `_add` is compiled twice.
   trained, _ = adapters.split(state.params)

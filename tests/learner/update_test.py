@@ -540,7 +540,15 @@ def test_updates_wait_for_their_batches_in_turn(monkeypatch):
 @pytest.mark.ci
 def test_groups_sum_the_same_gradient(monkeypatch):
   batches, (one, two) = in_batches(monkeypatch), ({}, {"groups": 2})
+  held, add = [], update._add
+
+  def alone(*args, **how):  # programs start one at a time
+    held.append(update.processes.launching.locked())
+    return add(*args, **how)
+
+  monkeypatch.setattr(update, "_add", alone)
   make = lambda how: update.minibatch_step(
     state_on(one_device()), batches, **HOW, **how
   )
   chex.assert_trees_all_close(make(one), make(two), atol=1e-6)
+  assert held and all(held)

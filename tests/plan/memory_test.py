@@ -105,6 +105,14 @@ def test_blocks_of_a_pool_by_hand(mean, lanes, slots, blocks):
   assert load(max_new_tokens=300, mean_tokens=mean).blocks(lanes, slots) == 0
 
 
+def test_programs_decode_beside_each_other_on_one_cpu_alone():
+  plan = fit(2**34)
+  assert plan.groups == 2 and fit(2**34, slots=1, lanes=1).groups == 1
+  assert fit(2**34, axes=Axes(2, 1)).groups == 1
+  gpu = dataclasses.replace(plan.load, policy=on_gpu())
+  assert dataclasses.replace(plan, load=gpu).groups == 1
+
+
 def test_blocks_are_those_of_a_device():
   one = load(on_gpu(TOY, 2), n=8, prompts=6, axes=Axes(fsdp=2), mean_tokens=20)
   # 3 of 6 lanes, and 4 rows of one block each; 70 tokens are 2.

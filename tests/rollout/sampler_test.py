@@ -312,6 +312,8 @@ def test_groups_make_the_same(count, groups, lanes, slots, monkeypatch):
     np.testing.assert_array_equal(getattr(got, name), getattr(one, name))
   np.testing.assert_allclose(got.logp, one.logp, atol=1e-6)
   assert got.slot_steps.shape == (count,) and 0 < got.slot_occupancy() <= 1
+  decoded = got.mask.sum() - got.mask[:, :, 0].size  # all but first tokens
+  assert got.slot_steps.sum() >= decoded
   assert spec_of(Table(), n=8, lanes=1, groups=2).share(9).slots == 4
 
 
