@@ -526,8 +526,11 @@ def train(
   from_file = isinstance(config, str)
   c = settings.read(config) if from_file else copy.deepcopy(config)
   place, changed = pathlib.Path(workdir).expanduser(), dict(changes or {})
-  each = [reward] if callable(reward) else reward
-  rewards = {f"{own.FROM_PYTHON}{f.__name__}": f for f in each}
+  each = [reward] if callable(reward) else [*reward]
+  named = lambda f: own.FROM_PYTHON + getattr(f, "__name__", type(f).__name__)
+  rewards = {named(f): f for f in each}
+  if len(rewards) < len(each):
+    raise UserError(f"reward has two functions of one name: {[*rewards]}")
   if rewards:
     changed["reward.verifier"] = tuple(rewards)
   given = [data] if isinstance(data, str | os.PathLike) else [*data]

@@ -279,6 +279,7 @@ def test_training_from_python_stops_resumes_and_shows_what_it_did(tmp_path):
   ({"changes": {"optim.lr": "fast"}}, "fast"),
   ({"data": ["missing.jsonl"]}, "missing.jsonl"),
   ({"reward": lambda answer: 1.0}, "takes (answer)"),
+  ({"reward": [odd, odd]}, "two functions of one name ... python:odd"),
   ({"config": "n521"}, "n521"),
 ])  # fmt: skip
 def test_what_training_from_python_refuses(tmp_path, wrong, why):
