@@ -19,6 +19,7 @@ if TYPE_CHECKING:
   from brorl_jax.verdicts.domains import verify
 
 __all__ = ["load", "sample", "verify"]
+__version__ = "0.1.0"
 
 # Loaded when used: jax takes seconds, and verifiers import this without it.
 _WHERE = {
