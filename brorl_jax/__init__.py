@@ -11,7 +11,6 @@ Axis alphabet, used in every signature and suffix of this package:
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
   from brorl_jax.verdicts.domains import verify
 
 __all__ = ["Policy", "load", "rl", "sample", "train", "verdicts", "verify"]
+__version__ = "0.1.0"
 
 # Loaded when used: jax takes seconds, and verifiers import this without it.
 _WHERE = {
@@ -35,8 +35,6 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-  if name == "__version__":
-    return importlib.metadata.version(__name__)
   if name not in __all__:
     raise AttributeError(f"module 'brorl_jax' has no attribute {name!r}")
   found = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")

@@ -38,8 +38,14 @@ usable() {
 }
 
 prepare() {
-  local base="${PYTHON:-python3}" venv version
-  venv="$(absolute "${VENV:-$root/.venv}")"
+  environment "$root/.venv"
+  install "$1" "$venv"
+}
+
+# environment DEFAULT: $venv, made if it is missing, with $python in it.
+environment() {
+  local base="${PYTHON:-python3}" version
+  venv="$(absolute "${VENV:-$1}")"
   python="$venv/bin/python"
   # An environment that is there decides, unless PYTHON is asked for.
   if [[ -z "${PYTHON:-}" ]] && usable "$venv"; then
@@ -54,7 +60,6 @@ prepare() {
   if ! usable "$venv" || [[ "$(release "$python")" != "$version" ]]; then
     make_venv "$base" "$version" "$venv"
   fi
-  install "$1" "$venv"
 }
 
 # make_venv BASE VERSION VENV: makes it, or makes it again if it was made here,

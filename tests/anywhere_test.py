@@ -36,12 +36,9 @@ def example(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> pathlib.Path:
-  """A folder with the package as its wheel installs it, and nothing else."""
-  source, to = (
-    tmp_path_factory.mktemp("source"),
-    tmp_path_factory.mktemp("site"),
-  )
+def source(tmp_path_factory) -> pathlib.Path:
+  """A folder with what a wheel is made of."""
+  source = tmp_path_factory.mktemp("source")
   for name in ("brorl_jax", "configs"):
     shutil.copytree(
       ROOT / name,
@@ -51,6 +48,13 @@ def site(tmp_path_factory) -> pathlib.Path:
     )
   for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt"):
     shutil.copy(ROOT / name, source)
+  return source
+
+
+@pytest.fixture(scope="module")
+def site(source, tmp_path_factory) -> pathlib.Path:
+  """A folder with the package as its wheel installs it, and nothing else."""
+  to = tmp_path_factory.mktemp("site")
   pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
   subprocess.run([*pip, "wheel", "--no-deps", "-w", to, source], check=True)
   (wheel,) = to.glob("*.whl")
@@ -83,6 +87,25 @@ def data(path: pathlib.Path) -> None:
 def metrics(run: pathlib.Path) -> list[dict]:
   text = (run / "metrics.jsonl").read_text()
   return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_command_says_the_version_of_the_wheel(brorl, site):
+  (wheel,) = site.parent.glob("*.whl")
+  said = brorl("--version").stdout
+  assert said.split() == wheel.name.split("-")[:2]
+
+
+@pytest.mark.slow
+def test_what_is_uploaded_is_complete(source, tmp_path):
+  """The wheel is made of the archive of sources, as pip may do it."""
+  for name in ("build", "twine"):
+    pytest.importorskip(name)
+  python = [sys.executable, "-m"]
+  done = ran(*python, "build", "--outdir", tmp_path, source)
+  assert done.returncode == 0 and "Warning" not in done.stdout, done.stderr
+  made = [*tmp_path.iterdir()]
+  done = ran(*python, "twine", "check", "--strict", *made)
+  assert len(made) == 2 and done.stdout.count("PASSED") == 2, done.stdout
 
 
 OWN_REWARD = """--config=smoke --config.data.files=('train.jsonl',)

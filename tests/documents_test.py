@@ -10,6 +10,7 @@ import compiling
 import pytest
 from launchers import lines, ran
 
+import brorl_jax
 from brorl_jax import evaluate
 from brorl_jax.data import dataset
 from launch import fields
@@ -216,3 +217,11 @@ def test_the_table_of_samples_and_records_has_their_fields(run):
     for name in documented if where == "both" else [where]:
       documented[name] |= set(re.findall(r"`(\w+)`", names))
   assert documented == written
+
+
+def test_the_version_is_the_same_in_every_place():
+  changes = (ROOT / "CHANGELOG.md").read_text()
+  (version, date), *_ = re.findall(r"## \[(\d+\.\d+\.\d+)\] - (.*)", changes)
+  assert version == brorl_jax.__version__
+  cited = f"version: {version}\ndate-released: {date}\n"
+  assert cited in (ROOT / "CITATION.cff").read_text()

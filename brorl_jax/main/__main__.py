@@ -7,7 +7,6 @@ the last step was reached and saved.
 """
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import pathlib
@@ -17,6 +16,7 @@ import sys
 import threading
 from typing import Any
 
+from brorl_jax import __version__
 from brorl_jax import main as process
 from brorl_jax.verdicts.sandbox.process import Output, outlast_terminal
 
@@ -178,7 +178,7 @@ def main(argv: list[str]) -> None:
   """Runs the mode; errors that end it are one line, with their status."""
   try:
     if _VERSION.value:
-      return print("brorl_jax", importlib.metadata.version("brorl_jax"))
+      return print("brorl_jax", __version__)
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     check_flags()

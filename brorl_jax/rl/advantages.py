@@ -60,6 +60,9 @@ def informative(
   Raw: before any penalty on length. A group in which fewer than two rewards
   count is not informative. Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq.
   11 (dynamic sampling), for binary rewards; for others its strict reading.
+
+  >>> informative(jnp.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])).tolist()
+  [True, False]
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   high = jnp.max(reward, axis=1, initial=-jnp.inf, where=valid)
@@ -74,6 +77,9 @@ def center_by_group(
 
   A group of equal rewards becomes exactly 0, whatever the rounding of its mean.
   Without a whitening after it this is the plain advantage over the group mean.
+
+  >>> center_by_group(jnp.array([[1.0, 0.0, 0.0, 0.0]])).tolist()
+  [[0.75, -0.25, -0.25, -0.25]]
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   centered = reward - jnp.mean(reward, axis=1, keepdims=True, where=valid)
@@ -91,6 +97,10 @@ def normalize_by_group(
   sqrt(N - 1). A group of equal rewards becomes exactly 0.
   Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It
   does not say which deviation; this is the one that divides by N.
+
+  >>> centered = center_by_group(jnp.array([[1.0, 0.0, 0.0, 0.0, 0.0]]))
+  >>> normalize_by_group(centered).round(2).tolist()  # sqrt(5 - 1) for 1 of 5
+  [[2.0, -0.5, -0.5, -0.5, -0.5]]
   """
   arrays.check(centered=(centered, "PN"), valid=(valid, "PN"))
   std = jnp.std(centered, axis=1, keepdims=True, where=valid)
@@ -109,6 +119,9 @@ def leave_one_out(
   unbiased. A group of equal rewards becomes exactly 0.
   Sources: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
   free!"; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740, section 3.3.
+
+  >>> leave_one_out(jnp.array([[1.0, 0.0, 0.0]])).round(2).tolist()
+  [[1.0, -0.5, -0.5]]
   """
   centered = center_by_group(reward, valid)
   count = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
@@ -128,6 +141,9 @@ def maxrl(
   mean is a scale. A group whose mean is 0 or less gets exactly 0, as one of
   equal rewards does.
   Source: Tajwar et al. 2026 (MaxRL), arXiv:2602.02710.
+
+  >>> maxrl(jnp.array([[1.0, 0.0, 0.0, 0.0]])).tolist()
+  [[3.0, -1.0, -1.0, -1.0]]
   """
   centered = center_by_group(reward, valid)
   mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
@@ -157,6 +173,10 @@ def pass_at_k(
   Sources: Walder and Karkhanis 2025 (PKPO), arXiv:2505.15201, the gradient
   whose baseline is the mean of the group; Chen et al. 2025 (Pass@k training),
   arXiv:2508.10751, which divides by the standard deviation.
+
+  >>> reward = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
+  >>> pass_at_k(reward, k=2)[:, 0].round(2).tolist()  # 3 of 4: two solve it
+  [2.0, 0.0]
   """
   centered = center_by_group(reward, valid)
   n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)  # [P, 1]
@@ -192,6 +212,11 @@ def whiten_by_batch(
   token included, and 0 for a rollout that does not count. Such rollouts, and
   prompts that are not kept (`where` is False), get exactly 0. Over the tokens
   of kept prompts the result has mean 0 and variance 1.
+
+  >>> advantage, length = jnp.array([[0.5, -0.5]]), jnp.array([[1.0, 4.0]])
+  >>> white = whiten_by_batch(advantage, length, jnp.array([True]))
+  >>> white.round(2).tolist()  # mean -0.3, variance 0.16
+  [[2.0, -0.5]]
   """
   arrays.check(
     advantage=(advantage, "PN"), length=(length, "PN"), where=(where, "P")
@@ -263,6 +288,13 @@ def each_prompt_once(
   there 1.18 times if four do.
 
   `function` gives A; `whitened`: it is one of `WHITENED`, which take `weight`.
+
+  >>> reward = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+  >>> valid = jnp.array([[True] * 4, [True, True, False, False]])
+  >>> centered = ADVANTAGES["centered"]  # .75 * 3/4 for the first, .5 * 3/2
+  >>> args = centered, reward, valid, jnp.ones((2, 4))
+  >>> each_prompt_once(*args, whitened=False)[:, 0].tolist()
+  [0.5625, 0.75]
   """
   arrays.check(
     reward=(reward, "PN"), valid=(valid, "PN"), length=(length, "PN")

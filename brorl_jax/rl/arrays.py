@@ -25,6 +25,10 @@ def check(**named: tuple[Any, str]) -> None:
   A letter names an axis: equal letters, equal sizes. A leading "*" stands for
   any number of axes, the same in all. None is an optional array that was not
   given. Raises ValueError for the first that is no array or has another shape.
+
+  >>> check(advantage=(jnp.zeros((8, 1)), "B"))
+  Traceback (most recent call last):
+  ValueError: [Chex] ... [advantage must be [B]]
   """
   import chex
 
@@ -57,6 +61,10 @@ def result(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
   It is traced, with `args` that are shapes and types, and `options` as they
   are. Raises ValueError, in one line, if it cannot be called like this.
+
+  >>> rewards = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+  >>> described(result(jnp.max, rewards, axis=1))
+  'float32[4]'
   """
   try:
     return jax.eval_shape(lambda *xs: function(*xs, **options), *args)
@@ -82,6 +90,10 @@ def from_user(function: Callable[..., Any], *, takes: int, gives: str) -> Any:
   """A user's function of (reward, valid, length) or the first of them, [P,N].
 
   Raises ValueError, in one line, if it cannot be called or gives another shape.
+
+  >>> from_user(jnp.any, takes=1, gives="bool[4]")  # it lacks axis=1
+  Traceback (most recent call last):
+  ValueError: returns bool[] for 4 prompts of 6 rollouts; it must be bool[4]
   """
   number = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   args = number, jax.ShapeDtypeStruct((4, 6), jnp.bool_), number
@@ -92,7 +104,12 @@ def from_user(function: Callable[..., Any], *, takes: int, gives: str) -> Any:
 
 
 def require(name: str, value: Any, good, must: str) -> None:
-  """Refuses a value that is known and not good; traced ones are not known."""
+  """Refuses a value that is known and not good; traced ones are not known.
+
+  >>> require("p", jnp.array([0.5, 1.5]), lambda p: p <= 1, "at most 1")
+  Traceback (most recent call last):
+  ValueError: p = 1.5 must be at most 1
+  """
   if isinstance(value, Tracer):
     return
   # A traced function knows its constants, but not their sums unless asked for.
@@ -105,6 +122,12 @@ def require(name: str, value: Any, good, must: str) -> None:
 
 
 def require_count(name: str, value: Any) -> None:
+  """Refuses what is no integer of at least 1; of traced ones not the value.
+
+  >>> require_count("n", 0.5)
+  Traceback (most recent call last):
+  ValueError: n = 0.5 must be an integer of at least 1
+  """
   whole = isinstance(value, int) or (
     getattr(value, "shape", None) == ()
     and jnp.issubdtype(value.dtype, jnp.integer)
@@ -122,6 +145,11 @@ class Mean:
 
   Averaging per-microbatch averages weights every microbatch alike, however
   few valid tokens it holds. Adding totals and counts does not.
+
+  >>> one = Mean.of(jnp.array([5.0, 0.0]), jnp.array([True, False]))
+  >>> three = Mean.of(jnp.ones(3), jnp.ones(3, bool))
+  >>> float((one + three).value)  # 8 / 4, not the mean of 5 and 1
+  2.0
   """
 
   total: Float[Array, ""]  # sum of the values that count

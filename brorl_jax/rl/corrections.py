@@ -39,6 +39,10 @@ def truncated_weight(
 
   The cap bounds the variance. Unbiased for responses of one token while no
   weight reaches it; for longer ones the text above says what remains.
+
+  >>> p, q = jnp.array([0.5, 0.2]), jnp.array([0.25, 0.4])  # ratios 2 and 1/2
+  >>> truncated_weight(jnp.log(p), jnp.log(q), cap=1.5).round(2).tolist()
+  [1.5, 0.5]
   """
   return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
 
@@ -54,6 +58,10 @@ def banded_weight(
 
   A token on which the two disagree that much is left out, not weighed less.
   Source: Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
+
+  >>> p, q = jnp.array([0.5, 0.2]), jnp.array([0.25, 0.4])  # ratios 2 and 1/2
+  >>> banded_weight(jnp.log(p), jnp.log(q), low=0.4, high=1.5).round(2).tolist()
+  [0.0, 0.5]
   """
   ratio = _ratio(logp_train, logp_sampler)
   return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
@@ -70,6 +78,12 @@ def sequence_mask(
   """Sequences whose geometric mean of token ratios is in [low, high].
 
   `low` is at most 1, `high` at least 1.
+
+  >>> logp = jnp.log(jnp.array([[0.8, 0.2], [0.8, 0.8]]))
+  >>> other = jnp.log(jnp.full((2, 2), 0.4))  # ratios 2 and 1/2, 2 and 2
+  >>> mask = jnp.ones((2, 2), bool)
+  >>> sequence_mask(logp, other, mask, low=0.5, high=1.5).tolist()
+  [True, False]
   """
   ratio = jnp.exp(sequence_log_ratio(logp_train, logp_sampler, mask))
   return (ratio >= low) & (ratio <= high)

@@ -28,6 +28,10 @@ def partly_solved(
     0 < #{n: reward[p,n] >= 1} < number of rollouts
 
   Rewards are raw. Only `valid` rollouts count; all if it is None.
+
+  >>> reward = jnp.array([[1.0, 0.2], [0.5, 0.2], [1.0, 1.5]])
+  >>> partly_solved(reward).tolist(), informative(reward).tolist()
+  ([True, False, False], [True, True, True])
   """
   arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= 1.0, axis=1, where=valid)

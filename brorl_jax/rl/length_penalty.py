@@ -24,6 +24,10 @@ def cosine(
   negative eta_max to 0: it is better that they were thought about.
   Sources: Yeo et al. 2025, arXiv:2502.03373, eq. 1; ProRL v2, the scheduled
   cosine length penalty, with .5 and 0 by the authors' script (inferred).
+
+  >>> length = jnp.array([0, 50, 100, 400])
+  >>> cosine(length, limit=100, eta_min=0.5, eta_max=1.0).round(2).tolist()
+  [1.0, 0.75, 0.5, 0.5]
   """
   angle = jnp.pi * jnp.clip(length, 0, limit) / limit
   return eta_min + (eta_max - eta_min) / 2.0 * (1.0 + jnp.cos(angle))
@@ -40,6 +44,10 @@ def repeats(
   equal numbers by sorting pairs of shorter ones, in log2(size) rounds, so that
   nothing can collide. Memory is eight times that of `tokens`. Raises
   ValueError if `size` is below 1. Sources: as of `cosine`.
+
+  >>> tokens, mask = jnp.array([7, 8, 7, 8, 7]), jnp.ones(5, bool)
+  >>> int(repeats(tokens, mask, size=2))  # the second "7 8" and "8 7"
+  2
   """
   arrays.check(tokens=(tokens, "*T"), mask=(mask, "*T"))
   arrays.require_count("size", size)
@@ -79,6 +87,9 @@ def is_active(
 
   Updates count from 0. With `off` = 0 it always counts. Raises ValueError if
   `on` is below 1 or `off` below 0. ProRL v2: on for 100 updates, off for 500.
+
+  >>> [is_active(update, on=1, off=2) for update in range(4)]
+  [True, False, False, True]
   """
   arrays.require_count("on", on)
   if off < 0:
@@ -95,6 +106,9 @@ def overlong(
 
   Raises ValueError if `buffer` is not in [1, limit].
   Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
+
+  >>> overlong(jnp.array([60, 90, 100]), limit=100, buffer=20).tolist()
+  [0.0, -0.5, -1.0]
   """
   if not 1 <= buffer <= limit:
     raise ValueError(f"buffer = {buffer} tokens is not in [1, {limit}]")

@@ -55,6 +55,10 @@ def from_user(function: Callable[..., Any], **options: Any) -> PolicyLoss:
 
   It is tried with those of these values of `OPTIONS` that it names. Raises
   ValueError, in one line, if it cannot be called or returns another shape.
+
+  >>> own = lambda logp, logp_old, advantage, mask: -advantage[:, None] * logp
+  >>> from_user(own, clip_high=0.28).unit
+  'token'
   """
   parameters = list(inspect.signature(function).parameters.values())
   takes = tuple(p.name for p in parameters[4:] if p.name in options)
@@ -103,6 +107,13 @@ def policy_loss(
     correction: Multiplies the loss of each token, or sequence if that is the
       unit; 1 if None. Constant. What has correction 0 still counts in the
       mean. See `corrections`.
+
+  >>> logp = jnp.log(jnp.array([[0.8, 0.5]]))
+  >>> logp_old = jnp.log(jnp.array([[0.4, 0.5]]))  # ratios 2 and 1
+  >>> args = LOSSES["ppo"], logp, logp_old, jnp.ones(1), jnp.ones((1, 2), bool)
+  >>> loss, stats = policy_loss(*args, clip_low=0.2, clip_high=0.28)
+  >>> round(float(loss.value), 3), float(stats.clip_fraction.value)
+  (-1.14, 0.5)
   """
   by_token = loss.unit == "token"
   arrays.check(
@@ -142,7 +153,11 @@ def policy_loss(
 def log_ratio(
   logp: Float[Array, "*axes"], other: Float[Array, "*axes"]
 ) -> Float[Array, "*axes"]:
-  """logp - other, in nats, at most 20 either way."""
+  """logp - other, in nats, at most 20 either way.
+
+  >>> log_ratio(jnp.array([-1.0, 0.0]), jnp.array([-1.5, -99.0])).tolist()
+  [0.5, 20.0]
+  """
   arrays.check(logp=(logp, "*"), other=(other, "*"))
   # exp overflows float32 at 88 nats, and 0 * inf in the gradient is NaN.
   return jnp.clip(logp - other, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
@@ -157,6 +172,12 @@ def sequence_log_ratio(
 
   Its exponential is the geometric mean of the token ratios, which does not fall
   with the length as their product.
+
+  >>> logp = jnp.log(jnp.array([[0.4, 0.1, 0.9]]))
+  >>> other = jnp.log(jnp.full((1, 3), 0.1))  # ratios 4, 1 and 9
+  >>> mask = jnp.array([[True, True, False]])
+  >>> jnp.exp(sequence_log_ratio(logp, other, mask)).round(2).tolist()
+  [2.0]
   """
   arrays.check(logp=(logp, "BT"), other=(other, "BT"), mask=(mask, "BT"))
   total_B = jnp.sum(log_ratio(logp, other), axis=1, where=mask)
@@ -166,7 +187,11 @@ def sequence_log_ratio(
 def per_token(
   weight: Float[Array, " B"] | None, mask: Bool[Array, "B T"]
 ) -> Float[Array, "B T"] | None:
-  """Spreads one weight per sequence over its tokens."""
+  """Spreads one weight per sequence over its tokens.
+
+  >>> per_token(jnp.array([3.0]), jnp.ones((1, 2), bool)).tolist()
+  [[3.0, 3.0]]
+  """
   if weight is None:
     return None
   arrays.check(weight=(weight, "B"), mask=(mask, "BT"))
@@ -267,6 +292,11 @@ def kl_k2(
   Sources: Schulman 2020, "Approximating KL divergence" (k1, k2, k3). ProRL v2:
   k2 clamped to 10. The released recipes clamp the log-ratio to 20 nats and the
   value to 10.
+
+  >>> logp, logp_ref = jnp.array([[-1.0, -1.0]]), jnp.array([[-2.0, -9.0]])
+  >>> kl = kl_k2(logp, logp_ref, jnp.ones((1, 2), bool), clamp=10.0)
+  >>> float(kl.value)  # (1/2 + 10) / 2, as 8^2 / 2 is above the clamp
+  5.25
   """
   arrays.check(
     logp=(logp, "BT"),
@@ -282,7 +312,12 @@ def kl_k2(
 def token_logp(
   logits: Float[Array, "*axes V"], tokens: Int[Array, "*axes"]
 ) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
-  """Log-probability of `tokens` and entropy of the distribution, in nats."""
+  """Log-probability of `tokens` and entropy of the distribution, in nats.
+
+  >>> logp, entropy = token_logp(jnp.zeros((1, 4)), jnp.array([2]))
+  >>> float(jnp.exp(logp[0]).round(2)), float(jnp.exp(entropy[0]).round(2))
+  (0.25, 4.0)
+  """
   arrays.check(logits=(logits, "*V"), tokens=(tokens, "*"))
   logp = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]

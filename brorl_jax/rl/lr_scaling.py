@@ -14,6 +14,9 @@ def sqrt_scaled(lr: float, *, samples: int, base_samples: int) -> float:
   `samples` are those of an update after dynamic sampling, `base_samples` those
   for which `lr` was tuned. ValueError if one is not positive. Source: Hu et al.
   2025 (BroRL), arXiv:2510.01180, section 3: eta_new = eta_0 sqrt(B_new / B_0).
+
+  >>> sqrt_scaled(1e-6, samples=128 * 512, base_samples=128 * 128)
+  2e-06
   """
   for name, count in (("samples", samples), ("base_samples", base_samples)):
     if count <= 0:

@@ -88,6 +88,18 @@ def mass_balance(
   token once however often it was drawn; with multiplicities use
   `mass_balance_counts`, for which the signs are not promised.
   Source: arXiv:2510.01180, Theorem 1. The lr/N belongs to the 1/N of L.
+
+  >>> probs = jnp.array([0.5, 0.25, 0.25])
+  >>> correct = jnp.array([True, True, False])
+  >>> drawn = jnp.array([True, False, True])  # of the correct ones the first
+  >>> options = dict(reward_correct=1.0, reward_wrong=-1.0, lr=2.0, n=2)
+  >>> change = mass_balance(probs, correct, drawn, **options)
+  >>> float(change.sampled_correct)  # (1 - 1/4) * 1/4 * 1/4, as S = 1/2 - 1/4
+  0.046875
+  >>> float(change.sampled_wrong)  # (1/4 + 1) * 3/4 * 1/16
+  0.05859375
+  >>> float(change.unsampled)  # 1/4 * (0 - 1/4 * 1/16): the second one falls
+  -0.00390625
   """
   _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong)
   require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
@@ -119,6 +131,12 @@ def mass_balance_counts(
   S may leave [Rw, Rc], so that neither of the first terms has a promised sign.
   Rewards may have any sign. Not in the paper, whose Theorem 1 is the set form
   and whose section 4.1 simulates this one; derived like Theorem 1.
+
+  >>> probs, correct = jnp.array([0.5, 0.5]), jnp.array([True, False])
+  >>> options = dict(reward_correct=1.0, reward_wrong=-1.0, lr=4.0, n=4)
+  >>> change = mass_balance_counts(probs, correct, jnp.array([3, 1]), **options)
+  >>> float(change.total)  # w = 3, -1 and S = 1: 1/2 * 1/4 * 2 twice
+  0.5
   """
   require_count("n", n)
   arrays.check(probs=(probs, "V"), counts=(counts, "V"))
@@ -148,6 +166,11 @@ def expected_unsampled_second_moment(
   Exact for independent draws; tokens may be dependent, so that the sum over
   tokens is Corollary 3's E[U_2]. It decays exponentially only for p >> 1/N.
   Source: arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
+
+  >>> p = jnp.array([0.5, 0.25])
+  >>> expected = expected_unsampled_second_moment(p, 2)  # (1/2 * 1/2)^2, ...
+  >>> [round(x, 4) for x in expected.tolist()]
+  [0.0625, 0.0352]
   """
   require_count("n", n)
   p = jnp.asarray(p)

@@ -12,6 +12,10 @@ def pass_at_k(n: int, c: Int[Array, "*axes"], k: int) -> Float[Array, "*axes"]:
   The product needs no factorials, so it neither overflows nor cancels. Raises
   ValueError if k is not in [1, n]; c must be in [0, n].
   Source: Chen et al. 2021 (Codex), arXiv:2107.03374, eq. 1.
+
+  >>> chance = pass_at_k(4, jnp.array([0, 1, 2]), 2)  # of 2 right: 1 - 1/6
+  >>> [round(x, 3) for x in chance.tolist()]
+  [0.0, 0.5, 0.833]
   """
   if not 1 <= k <= n:
     raise ValueError(f"k = {k} is not in [1, {n}]: only {n} samples were taken")

@@ -47,6 +47,10 @@ def weighted_by_probability(
 
   The paper's surrogate. Its p weights a draw by its probability once more, so
   that it is not an unbiased estimate of the policy gradient.
+
+  >>> probs, reward = jnp.array([0.75, 0.25]), jnp.array([2.0, 0.0])
+  >>> weighted_by_probability(probs, reward, 2).tolist()
+  [-0.1875, 0.1875]
   """
   arrays.check(probs=(probs, "V"), reward=(reward, "V"))
   return -probs * (reward - jnp.sum(reward * probs)) / n
@@ -61,6 +65,10 @@ def log_probability(
 
   REINFORCE. The ratio p / p_old has this same gradient at p = p_old, where the
   simulator, which makes one update per draw, always stands.
+
+  >>> probs, reward = jnp.array([0.75, 0.25]), jnp.array([2.0, 0.0])
+  >>> log_probability(probs, reward, 2).tolist()
+  [-0.25, 0.25]
   """
   arrays.check(probs=(probs, "V"), reward=(reward, "V"))
   return -(reward - jnp.sum(reward) * probs) / n
@@ -77,7 +85,13 @@ def _require(settings: object, name: str, good: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-  """AdamW with decoupled decay; eps decides what tiny gradients do."""
+  """AdamW with decoupled decay; eps decides what tiny gradients do.
+
+  >>> adam = AdamW(lr=0.5, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0)
+  >>> logits, grad, one = jnp.zeros(2), jnp.array([1e-3, -8.0]), jnp.ones(())
+  >>> adam.step(logits, grad, adam.init(logits), one)[0].round(2).tolist()
+  [-0.5, 0.5]
+  """
 
   lr: float
   b1: float
@@ -110,7 +124,11 @@ class AdamW:
 
 @dataclasses.dataclass(frozen=True)
 class Sgd:
-  """Plain gradient descent: the control that shows what AdamW adds."""
+  """Plain gradient descent: the control that shows what AdamW adds.
+
+  >>> Sgd(lr=0.5).step(jnp.zeros(2), jnp.array([1.0, -8.0]), (), 1)[0].tolist()
+  [-0.5, 4.0]
+  """
 
   lr: float
 
@@ -127,7 +145,12 @@ class Sgd:
 def initial_logits(
   *, vocab: int, correct: int, seeding: float, anchor: float | None
 ) -> tuple[Float[Array, " V"], Bool[Array, " V"]]:
-  """Logits at the start, and which tokens are correct, see `simulate`."""
+  """Logits at the start, and which tokens are correct, see `simulate`.
+
+  >>> logits, _ = initial_logits(vocab=4, correct=2, seeding=1.0, anchor=3.0)
+  >>> logits.tolist()
+  [3.0, 1.0, 0.0, 0.0]
+  """
   if not 1 <= correct < vocab:
     raise ValueError(f"correct = {correct} must be 1 to {vocab - 1}")
   for name, value in (("seeding", seeding), ("anchor", anchor)):
@@ -148,6 +171,10 @@ def draw_counts(
   Inverse CDF in two levels, block and token, with a uniform for each: a sum
   over 128,000 tokens in float32 may be off by a third of a rare token's
   probability, a sum over one block is not. Memory grows with N + V, not N V.
+
+  >>> counts = draw_counts(jax.random.key(0), jnp.array([0.5, 0.0, 0.5]), 8)
+  >>> int(counts.sum()), int(counts[1])
+  (8, 0)
   """
   arrays.check(probs=(probs, "V"))
   blocks = -(-probs.size // _BLOCK)
@@ -203,6 +230,13 @@ def simulate(
   `anchor` (None: as the others) for token 0, a correct one. `surrogate` is
   `weighted_by_probability`, `ratio` or `log_probability`. Raises ValueError if
   a number is out of range.
+
+  >>> loss, sgd = weighted_by_probability, Sgd(lr=4.0)
+  >>> one = dict(surrogate=loss, optimizer=sgd, centred=True, n=64, steps=20)
+  >>> start = dict(vocab=8, correct=2, seeding=0.0, anchor=None)
+  >>> correct_mass = simulate(jax.random.key(0), **one, **start).correct_mass
+  >>> len(correct_mass), float(correct_mass[0]), bool(correct_mass[-1] > 0.5)
+  (21, 0.25, True)
   """
   for name, value in (("n", n), ("steps", steps)):
     if value < 1:

@@ -22,6 +22,9 @@ def tile_shape(
   As many as the tiles of all `devices` hold, for `tokens` of each of the
   prompts. Blocks of the vocabulary divide it; if it has no such divisor, there
   are fewer tokens with all of it.
+
+  >>> tile_shape(4096, 151_936, 4, devices=1, on_cpu=True)
+  (256, 1187)
   """
   # Numbers of a tile, and rows of its product. On a CPU a tile should stay near
   # its core; an accelerator wants products with thousands of rows. Fewer rows
@@ -71,6 +74,12 @@ def token_logp(
   `logits`, which closes over no array, is from hidden states [P,rows,D] and
   part of the head [block,D] to float32 logits [P,rows,block]. `block` divides
   V. `spread`: the vocabulary may lie on several devices.
+
+  >>> logits = lambda hidden, head: jnp.einsum("pmd,vd->pmv", hidden, head)
+  >>> args = jnp.zeros((4, 2)), jnp.ones((1, 3, 2)), jnp.ones((1, 3), int)
+  >>> logp, _ = token_logp(logits, *args, rows=2, block=2)  # 4 tokens, by twos
+  >>> jnp.exp(logp).round(2).tolist()
+  [[0.25, 0.25, 0.25]]
   """
   arrays.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
   P, M, _ = hidden.shape
