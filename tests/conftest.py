@@ -18,10 +18,8 @@ os.environ["XLA_FLAGS"] = (
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 # Compiled programs are kept for the next run of the tests, also those of the
 # commands that tests start.
-os.environ.setdefault(
-  "JAX_COMPILATION_CACHE_DIR",
-  str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"),
-)
+programs = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(programs))
 
 import jax
 import jaxtyping

@@ -121,9 +121,7 @@ def test_the_folders_of_the_readme_exist():
   rows = [line for line in section.splitlines() if line.startswith("| `")]
   named = re.findall(r"`([^`]+)`", " ".join(row.split("|")[1] for row in rows))
   assert named and not [name for name in named if not (ROOT / name).exists()]
-  folders = {
-    f"brorl_jax/{p.parent.name}/" for p in ROOT.glob("brorl_jax/*/*.py")
-  }
+  folders = {f"brorl_jax/{x.parts[-2]}/" for x in ROOT.glob("brorl_jax/*/*.py")}
   assert folders - {"brorl_jax/configs/", "brorl_jax/assets/"} <= {*named}
 
 
@@ -211,9 +209,7 @@ def test_the_table_of_samples_and_records_has_their_fields(run):
     "records": set().union(*lines(run / "eval" / "records.jsonl")),
   }
   documented = {name: set() for name in written}
-  for names, where in re.findall(
-    r"^\| (`.+?`) \| (\w+) \|", text, re.MULTILINE
-  ):
+  for names, where in re.findall(r"^\| (`.+?`) \| (\w+) \|", text, re.M):
     for name in documented if where == "both" else [where]:
       documented[name] |= set(re.findall(r"`(\w+)`", names))
   assert documented == written

@@ -56,10 +56,8 @@ def start():
     command += [
       f"--config.{configured.SHORT.get(k, k)}={v}" for k, v in fields.items()
     ]
-    environment = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "XLA_FLAGS": compiling.QUICK,
-    }
+    quick = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK}
+    environment = os.environ | quick
     return subprocess.Popen(
       command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
@@ -149,10 +147,9 @@ def test_a_run_leaves_what_it_promises(whole):
   why = f"3 steps; back to step 0, of score {first:.3g}"
   reset = {"event": "reference reset", "why": why}
   assert numbers(workdir)["events.jsonl"] == [
-    {"step": 3, **reset},
-    {"step": 4, "event": "phase", "changed": changed},
+    {"step": 3, **reset}, {"step": 4, "event": "phase", "changed": changed},
     {"step": 6, **reset},
-  ]
+  ]  # fmt: skip
   every = metrics.read_lines(workdir / "events.jsonl")
   assert (every[0]["event"], every[-1]["event"]) == ("start", "end")
   assert (every[-1]["why"], every[-1]["status"]) == ("done", 0)
@@ -371,9 +368,7 @@ def test_transformers_generates_with_an_exported_run(exported):
 
 def test_a_run_of_lora_resumes_and_is_exported(start, tmp_path):
   """Killed and resumed bit for bit; what is exported is what samples."""
-  base, whole, killed = (
-    tmp_path / name for name in ("base", "whole", "killed")
-  )
+  base, whole, killed = (tmp_path / x for x in ("base", "whole", "killed"))
   shutil.copytree(huggingface.ASSETS, base)
   small = dict(
     steps=4, save_every=2, eval_every=2, phases="()", minibatches=1, lr=3e-3,
@@ -422,10 +417,8 @@ def test_a_run_that_diverges_ends_and_keeps_its_best_step(start, tmp_path):
   lines = (workdir / "events.jsonl").read_text().splitlines()
   told = [json.loads(line) for line in lines]
   # The first update made parameters of which the second has no gradient.
-  assert [(e["step"], e["event"]) for e in told[:2]] == [
-    (0, "start"),
-    (1, "skip"),
-  ]
+  events = [(e["step"], e["event"]) for e in told[:2]]
+  assert events == [(0, "start"), (1, "skip")]
   assert (told[-1]["event"], told[-1]["status"]) == ("end", errors.NUMBERS)
   saved = [p.name for p in (workdir / "checkpoints").glob("[0-9]*")]
   assert sorted(saved) == ["0", "5"]

@@ -51,14 +51,12 @@ class Table:
       i = puzzle.entry["i"]
       assert (tokens[:, 0] == i).all()  # each is judged on its own answers
       status = lambda n, i=i: "pass" if n < RIGHT[i] else "fail"
-      out.append(
-        [
-          ScoredResponse(
-            puzzle.task, Verdict(status(n), 0.25 * n, "", f"{i}.{n}"), 0.0
-          )
-          for n in range(N)
-        ]
-      )
+      out.append([
+        ScoredResponse(
+          puzzle.task, Verdict(status(n), 0.25 * n, "", f"{i}.{n}"), 0.0
+        )
+        for n in range(N)
+      ])  # fmt: skip
     return out
 
   def texts(self, rollouts):
@@ -119,8 +117,7 @@ def test_the_first_responses_of_each_task_are_kept_as_text():
 
 @pytest.mark.parametrize("chunk, calls", [
   (2, [(0, [0, 1]), (2, [2, 3]), (4, [4, 4])]),
-  (3, [(0, [0, 1, 2]), (3, [3, 4, 3])]),
-  (8, [(0, [0, 1, 2, 3, 4, 0, 0, 0])]),
+  (3, [(0, [0, 1, 2]), (3, [3, 4, 3])]), (8, [(0, [0, 1, 2, 3, 4, 0, 0, 0])]),
 ])  # fmt: skip
 def test_chunks_have_one_size_and_what_fills_them_does_not_count(chunk, calls):
   got, asked = run(chunk)
@@ -165,11 +162,9 @@ def all_of(records):
 
 def test_summary_by_hand():
   got = evaluate.summary(
-    prompt("a/0", "pppp")
-    + prompt("a/1", "pfff")
-    + prompt("b/0", "ffff")
-    + prompt("m/0", "ppff", domain="math")
-  )
+    prompt("a/0", "pppp") + prompt("a/1", "pfff")
+    + prompt("b/0", "ffff") + prompt("m/0", "ppff", domain="math")
+  )  # fmt: skip
   assert got.keys() == {"all", "by_domain"}
   assert got["by_domain"].keys() == {"gym", "math"}
   a, b = (got["by_domain"]["gym"]["by_task"][task] for task in "ab")
@@ -232,14 +227,12 @@ def test_one_prompt_may_have_very_many_samples():
 
 @pytest.mark.parametrize("answers, statuses, k, want", [
   ("abab", "pfpf", 4, 1 / 2),  # a tie
-  ("aabc", "ppff", 4, 1.0),
-  ("abbc", "pfff", 4, 0.0),
+  ("aabc", "ppff", 4, 1.0), ("abbc", "pfff", 4, 0.0),
   ("aabb", "ppff", 2, 1 / 2),  # blocks of two: right, wrong
   ("abcc", "ppff", 2, 1 / 2),  # a tie of two right ones, then a wrong one
   ("abca", "pffp", 2, 1 / 2),  # two ties
   ("   a", "fffp", 4, 1.0),  # who does not answer does not vote
-  ("    ", "ffff", 4, 0.0),
-  ("   a", "fffp", 2, 1 / 2),
+  ("    ", "ffff", 4, 0.0), ("   a", "fffp", 2, 1 / 2),
   ("abcd", "pppf", 4, 3 / 4),
   # Passes in one form of the response, and not in the other.
   ("aaab", "pffp", 4, 1 / 3),
@@ -276,12 +269,9 @@ def test_what_could_not_be_judged_does_not_count():
 def test_what_could_not_be_judged_is_counted_not_averaged():
   """2 + 1 of task a, 1 of b, 0 and 1 of m in another domain."""
   got = evaluate.summary(
-    prompt("a/0", "ii")
-    + prompt("a/1", "ip")
-    + prompt("b/0", "fi")
-    + prompt("m/0", "pp", domain="math")
-    + prompt("m/1", "pi", domain="math")
-  )
+    prompt("a/0", "ii") + prompt("a/1", "ip") + prompt("b/0", "fi")
+    + prompt("m/0", "pp", domain="math") + prompt("m/1", "pi", domain="math")
+  )  # fmt: skip
   gym, math = got["by_domain"]["gym"], got["by_domain"]["math"]
   assert got["all"]["invalid"] == 5
   assert (gym["invalid"], math["invalid"]) == (4, 1)
@@ -298,9 +288,7 @@ def test_every_group_is_drawn_from_itself():
   groups = np.array([2, 0, 1, 0, 2, 2])
   values = np.array([0.5, 3.0, 8.0, 3.0, 0.5, 0.5])
   means = evaluate.bootstrap_means(values, groups, draws=50)
-  np.testing.assert_array_equal(
-    means, np.tile(np.array([3.0, 8.0, 0.5]), (50, 1))
-  )
+  np.testing.assert_array_equal(means, np.tile([3.0, 8.0, 0.5], (50, 1)))
 
 
 def test_a_mean_of_two_takes_its_three_values_as_often_as_chance_has_it():
@@ -393,16 +381,13 @@ def test_rates_are_those_of_each_prompt():
   assert evaluate.rates(records) == pytest.approx([2 / 3, 0.0, 1.0])
 
 
-@pytest.mark.parametrize(
-  "records, said",
-  [
-    ([], "there are no records"),
-    (prompt("a/0", "pf") + prompt("a/0", "p"),
-      "sample 0 of 'a/0' occurs twice; give the records of one evaluation"),
-    (prompt("a/0", "pf") + prompt("a/1", "pff"),
-      "'a/1' has 3 samples, but 'a/0' has 2; "),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("records, said", [
+  ([], "there are no records"),
+  (prompt("a/0", "pf") + prompt("a/0", "p"),
+    "sample 0 of 'a/0' occurs twice; give the records of one evaluation"),
+  (prompt("a/0", "pf") + prompt("a/1", "pff"),
+    "'a/1' has 3 samples, but 'a/0' has 2; "),
+])  # fmt: skip
 def test_records_of_no_evaluation_are_refused(records, said):
   for of in (evaluate.summary, evaluate.rates):
     with pytest.raises(ValueError) as error:

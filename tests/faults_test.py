@@ -28,15 +28,15 @@ FILES = (
   "checkpoints/6/state/ocdbt.process_0/d/*",
   "checkpoints/6/state/d/*",
 )  # fmt: skip
+FAST = {
+  "programs": pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
+  "environment": {"XLA_FLAGS": compiling.QUICK},
+}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-  with runs.Site(
-    tmp_path_factory.mktemp("faults"),
-    programs=pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
-    environment={"XLA_FLAGS": compiling.QUICK},
-  ) as site:
+  with runs.Site(tmp_path_factory.mktemp("faults"), **FAST) as site:
     yield site
 
 
@@ -86,12 +86,7 @@ def test_a_kill_between_the_rounds_of_a_prompt(tmp_path, workdir, tokens):
     --config.sampling.samples=64
     --config.sampling.stop_right=2
     --config.sampling.max_new_tokens={tokens}""".split()
-  with runs.Site(
-    tmp_path / "site",
-    flags=flags,
-    programs=pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
-    environment={"XLA_FLAGS": compiling.QUICK},
-  ) as site:
+  with runs.Site(tmp_path / "site", flags=flags, **FAST) as site:
     drawn = {x["drawn"] for x in runs.lines(site.twin / "visits.jsonl")}
     assert drawn == {4, 16}
     killed = site.start(workdir, "while verdicts are awaited")

@@ -70,13 +70,11 @@ NUMBERS = st.sampled_from([
   0.5, -1.5, 1e-320, 1e308, -1e308, 3.0, float("nan"), float("inf"),
   float("-inf"),
 ])  # fmt: skip
-TEXTS = st.sampled_from(
-  [
-    *"x 1 -1 nan None true float32 a:b ../.. / %s{0} step config".split(),
-    *("", " ", "a\nb", "a\rb", "\x00", "\x1b[2J", "\u202e", "\ufeff", "\u65e5"),
-    *("\U0001f600", "\ud800", "\xb2", "x" * 5000, "'\"\\"),
-  ]
-)
+TEXTS = st.sampled_from([
+  *"x 1 -1 nan None true float32 a:b ../.. / %s{0} step config".split(),
+  *("", " ", "a\nb", "a\rb", "\x00", "\x1b[2J", "\u202e", "\ufeff", "\u65e5"),
+  *("\U0001f600", "\ud800", "\xb2", "x" * 5000, "'\"\\"),
+])  # fmt: skip
 JSON = st.recursive(
   st.none() | st.booleans() | NUMBERS | TEXTS,
   lambda each: (

@@ -213,10 +213,9 @@ class Canaries:
     abstract.bind(f"\0{name}")
     abstract.listen()
     self._places |= {
-      "TCP": tcp.getsockname()[1],
-      "UDP": udp.getsockname()[1],
+      "TCP": tcp.getsockname()[1], "UDP": udp.getsockname()[1],
       "ABSTRACT": name,
-    }
+    }  # fmt: skip
     stop = threading.Event()
     watcher = threading.Thread(
       target=self._watch, args=(stop, tcp, udp, abstract)

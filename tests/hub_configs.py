@@ -27,11 +27,9 @@ DISTILLED = QWEN25 | dict(
   tie_word_embeddings=False,
 )  # fmt: skip
 
-QWEN25_LONG = QWEN25 | dict(
-  rope_scaling=dict(
-    type="yarn", factor=4.0, original_max_position_embeddings=32768
-  )
-)
+QWEN25_LONG = QWEN25 | dict(rope_scaling=dict(
+  type="yarn", factor=4.0, original_max_position_embeddings=32768
+))  # fmt: skip
 
 QWEN3 = dict(
   architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_act="silu",
@@ -123,56 +121,42 @@ SMALL_GEMMA3 = Policy(
 
 HUB = {
   "qwen2.5": (QWEN25, SMALL_QWEN),
-  "deepseek, distilled": (
-    DISTILLED,
-    dataclasses.replace(SMALL_QWEN, rope=Rope(1e4), tied=False),
-  ),
-  "qwen2.5, stretched": (
-    QWEN25_LONG,
+  "deepseek, distilled": (DISTILLED,
+    dataclasses.replace(SMALL_QWEN, rope=Rope(1e4), tied=False)),
+  "qwen2.5, stretched": (QWEN25_LONG,
     dataclasses.replace(
       SMALL_QWEN,
       rope=Rope(1e6, "yarn", 4.0, 32768, scale=0.1 * math.log(4.0) + 1.0),
-    ),
-  ),
+    )),
   "qwen3": (QWEN3, SMALL_QWEN3),
-  "qwen3, routed": (
-    QWEN3_MOE,
+  "qwen3, routed": (QWEN3_MOE,
     dataclasses.replace(
       SMALL_QWEN3, width=2048, layers=48, heads=32, kv_heads=4, mlp=768,
       tied=False, experts=128, experts_per_token=8, normalize_experts=True,
-    ),
-  ),
-  "llama": (
-    LLAMA31,
+    )),
+  "llama": (LLAMA31,
     Policy(
       vocab=128256, width=4096, layers=32, heads=32, kv_heads=8, head_size=128,
       mlp=14336, rope=Rope(5e5, "llama3", 8.0, 8192, 1.0, 4.0), norm_eps=1e-5,
       tied=False, max_positions=131072,
-    ),
-  ),
-  "mistral": (
-    MISTRAL,
+    )),
+  "mistral": (MISTRAL,
     Policy(
       vocab=32000, width=4096, layers=32, heads=32, kv_heads=8, head_size=128,
       mlp=14336, rope=Rope(1e4), norm_eps=1e-5, tied=False, max_positions=32768,
       window=4096, sliding=(True,) * 32,
-    ),
-  ),
-  "gemma2": (
-    GEMMA2,
+    )),
+  "gemma2": (GEMMA2,
     Policy(
       vocab=256000, width=3584, layers=42, heads=16, kv_heads=8, head_size=256,
       mlp=14336, rope=Rope(1e4), norm_eps=1e-6, tied=True, max_positions=8192,
       query_scale=224**-0.5, attention_softcap=50.0, final_softcap=30.0,
       window=4096, sliding=(True, False) * 21, activation="gelu_tanh",
       embed_scale=3584**0.5, norm_offset=1.0, post_norms=True,
-    ),
-  ),
+    )),
   "gemma3": (GEMMA3, SMALL_GEMMA3),
-  "gemma3, stretched": (
-    GEMMA3_LONG,
-    dataclasses.replace(SMALL_GEMMA3, rope=Rope(1e6, "linear", 8.0)),
-  ),
+  "gemma3, stretched": (GEMMA3_LONG,
+    dataclasses.replace(SMALL_GEMMA3, rope=Rope(1e6, "linear", 8.0))),
 }  # fmt: skip
 
 

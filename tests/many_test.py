@@ -68,10 +68,9 @@ class Many:
   ):
     port = launchers.free_port()
     env = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "JAX_NUM_CPU_DEVICES": str(devices // count),
+      "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices // count),
       "XLA_FLAGS": compiling.QUICK,
-    }
+    }  # fmt: skip
     command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={workdir}"]
     command += [*SMALL, *words]
     self.logs = [
@@ -80,19 +79,16 @@ class Many:
     self.workdir, self.every = workdir, []
     for i, log in enumerate(self.logs):
       many = (
-        f"--coordinator=127.0.0.1:{port}",
-        f"--processes={count}",
+        f"--coordinator=127.0.0.1:{port}", f"--processes={count}",
         f"--process_id={i}",
-      )
+      )  # fmt: skip
       folder, path, more = last if i + 1 == count else (None, None, ())
       paths = {"PYTHONPATH": f"{path or ROOT}:{ROOT}"}
       with log.open("w") as out:
-        self.every.append(
-          subprocess.Popen(
-            [*command, *(many if count > 1 else ()), *more], cwd=folder or site,
-            env=env | paths, stdout=out, stderr=subprocess.STDOUT,
-          )
-        )  # fmt: skip
+        self.every.append(subprocess.Popen(
+          [*command, *(many if count > 1 else ()), *more], cwd=folder or site,
+          env=env | paths, stdout=out, stderr=subprocess.STDOUT,
+        ))  # fmt: skip
 
   def __enter__(self) -> "Many":
     return self
@@ -199,9 +195,7 @@ def test_four_processes_train_as_one(site, alone):
 @pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(site, alone):
   """Two copies over 2 x 2 devices, then one whose rows have two."""
-  mesh = lambda **axes: [
-    f"--config.devices.mesh_{a}={n}" for a, n in axes.items()
-  ]
+  mesh = lambda **x: [f"--config.devices.mesh_{a}={n}" for a, n in x.items()]
   changes = site / "meshes"
   trained(site, changes, 2, *mesh(data=2), "--config.run.steps=1")
   trained(site, changes, 2, *(*mesh(expert=2), "--allow_config_change"))

@@ -38,11 +38,8 @@ def groups(reward, *, length=None, truncated=None, logp=None, answer=None):
   of = np.zeros(mask.shape, np.float32)
   of[..., 0] = 0.0 if logp is None else logp
   cut = np.zeros(shape, bool) if truncated is None else np.array(truncated)
-  prompts = Prompts(
-    np.ones((P, 3), np.int32),
-    np.ones((P, 3), bool),
-    np.arange(P, dtype=np.int32),
-  )
+  ones = np.ones((P, 3), np.int32)
+  prompts = Prompts(ones, ones > 0, np.arange(P, dtype=np.int32))
   rollouts = Rollouts(
     np.where(mask, tokens, 0), of, mask, cut, np.ones(P, np.float32)
   )

@@ -246,11 +246,9 @@ def run(directory, tmp_path_factory):
   sums = [{"prompt": f"What is {i} + {9 * i}?"} for i in range(40)]
   (given / "sums.jsonl").write_text("\n".join(map(json.dumps, sums)))
   fields = {configured.SHORT[name]: value for name, value in SMALL.items()} | {
-    "policy.checkpoint": directory,
-    "data.files": given / "sums.jsonl",
-    "data.heldout_one_in": 4,
-    "reward.verifier": f"('{given}/mine.py:score',)",
-  }
+    "policy.checkpoint": directory, "data.files": given / "sums.jsonl",
+    "data.heldout_one_in": 4, "reward.verifier": f"('{given}/mine.py:score',)",
+  }  # fmt: skip
   command = [sys.executable, "-mbrorl_jax.main", "--config=configs/smoke.py"]
   env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK}
 

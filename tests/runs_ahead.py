@@ -56,12 +56,10 @@ def run(
     policy, 0, n=4, prompts=64, prompt_tokens=10, max_new_tokens=6, axes=axes
   )
   memory = dataclasses.replace(
-    phase.memory,
-    rollouts=RolloutPlan(load, 3, 16, POOL),
+    phase.memory, rollouts=RolloutPlan(load, 3, 16, POOL),
     heldout=RolloutPlan(dataclasses.replace(load, prompts=8), 2, 16, POOL),
-    sampling_bytes=10_000_000,
-    applying_bytes=20_000_000,
-  )
+    sampling_bytes=10_000_000, applying_bytes=20_000_000,
+  )  # fmt: skip
   phase = dataclasses.replace(phase, memory=memory)
   whole = resolve.Run(
     **vars(this), keep_reference=True, functions={}, phases=(phase,)

@@ -18,12 +18,10 @@ CONFIG = {
     "domains": {"gym": {"instruction": ""}, "math": {"instruction": "Box it."}},
     "families": {"gcd": {"weight": 1.0, "settings": {"max_value": 40}}},
   },
-  "sampling": {"n": 4, "samples": 8},
-  "advantage": {"kind": "tokens"},
-  "loss": {"kind": "ppo"},
-  "optim": {"lr": 1e-3},
+  "sampling": {"n": 4, "samples": 8}, "advantage": {"kind": "tokens"},
+  "loss": {"kind": "ppo"}, "optim": {"lr": 1e-3},
   "eval": {"temperature": 0.6, "top_p": 0.95},
-}
+}  # fmt: skip
 # Id of each prompt -> its domain and task.
 PROMPTS = {
   "gcd/heldout/0": ("gym", "gcd"), "gcd/heldout/1": ("gym", "gcd"),
@@ -103,18 +101,15 @@ def run(
   names = {name: name.replace("__", ".") for name in config}
   changes = {SHORT.get(names[k], names[k]): v for k, v in config.items()}
   about = {
-    "config": merged(CONFIG, changes),
-    "git_commit": "0" * 40,
+    "config": merged(CONFIG, changes), "git_commit": "0" * 40,
     "python": "3.11.7",
     "versions": {"jax": "0.10.2", "reasoning-gym": "0.1.25"},
     "data": {"held out": held},
-  }
+  }  # fmt: skip
   path.mkdir(parents=True)
   (path / "config.json").write_text(json.dumps(about))
   dump(path / "metrics.jsonl", lines or metric_lines(max(passes) or 1))
-  each = [
-    records(step, p, prompts, tokens=tokens) for step, p in passes.items()
-  ]
+  each = [records(k, p, prompts, tokens=tokens) for k, p in passes.items()]
   dump(path / "eval" / "records.jsonl", [one for some in each for one in some])
   dump(path / "eval" / "curve.jsonl", [{"step": step} for step in passes])
   return path

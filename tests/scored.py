@@ -18,9 +18,7 @@ def scores(reward, answer=None, valid=None, task="some") -> Scores:
   for at in np.ndindex(reward.shape):
     status = "pass" if reward[at] >= 1 else "fail"
     status = status if valid[at] else "invalid"
-    verdict = Verdict(
-      status, float(reward[at]), "", str(np.asarray(answer)[at])
-    )
+    verdict = Verdict(status, float(reward[at]), "", str(np.array(answer)[at]))
     judged[at] = ScoredResponse(task, verdict, 0.001)
   return Scores(reward, np.asarray(answer, np.int32), valid, judged)
 

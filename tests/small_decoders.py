@@ -202,9 +202,8 @@ def truncated(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
   order = sorted(range(len(logits)), key=lambda v: -logits[v])
   if temperature == 0.0:
     return np.eye(len(logits))[order[0]]
-  weight = {
-    v: np.exp((logits[v] - logits[order[0]]) / temperature) for v in order
-  }
+  top = logits[order[0]]
+  weight = {v: np.exp((logits[v] - top) / temperature) for v in order}
   if top_k:
     weight = {v: weight[v] for v in order[:top_k]}
   total, kept = sum(weight.values()), {}
@@ -224,7 +223,5 @@ def with_two_ends():
 
 
 # Each token leads to the one below; 0 ends.
-DOWN = jnp.where(
-  jnp.arange(V)[:, None] - 1 == jnp.arange(V)[None], 0.0, -jnp.inf
-)
+DOWN = jnp.log(jnp.eye(V, k=-1))
 DOWN = DOWN.at[0, 0].set(0.0)

@@ -30,8 +30,7 @@ EXAMPLES = {
     "5*3=15\n15+7=22"),
   "path_star": (
     "As |1 2|2 3/1 3 = 1 2 3\n\nSolve:\n|4 7|9 4|9 5|7 8|5 6/9 8 = \n",
-    {"center": 9, "goal": 8, "goal_path": [9, 4, 7, 8]},
-    "9 4 7 8",
+    {"center": 9, "goal": 8, "goal_path": [9, 4, 7, 8]}, "9 4 7 8",
     "7 8\n4 7\n9 4",
   ),
 }  # fmt: skip
@@ -41,3 +40,10 @@ def entry_of(task: str) -> dict:
   question, metadata, answer, _ = EXAMPLES[task]
   metadata = {**metadata, "source_dataset": task}
   return {"question": question, "answer": answer, "metadata": metadata}
+
+
+def entry(name="gcd", answer="4", **metadata):
+  return {
+    "question": metadata.pop("question", "?"), "answer": answer,
+    "metadata": {"source_dataset": name, **metadata},
+  }  # fmt: skip

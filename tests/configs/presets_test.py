@@ -63,9 +63,7 @@ SCRIPT = {"truncated_factor": 0.1, "minibatches": 8, "kl_weight": 5e-4}
 SCRIPT |= {"dual_clip": 10.0, "boost": 0.1}
 MODEL |= SCRIPT
 OF_MODELS = {
-  n512: MODEL,
-  n16: MODEL,
-  n512_equal_samples: MODEL | {"minibatches": 1},
+  n512: MODEL, n16: MODEL, n512_equal_samples: MODEL | {"minibatches": 1},
   prorl_v1: {
     "lr": 2e-6, "lr_samples": 0, "steps": 2_000,
     "prompt_tokens": 1_024, "max_new_tokens": 7_168,
@@ -187,10 +185,9 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
   fields = lambda c: config.flat(c.to_dict())
   together = {"sampling.slots", "sampling.lanes"}  # as many decode
   own = {
-    "steps": together,
-    "smollm2": together,
+    "steps": together, "smollm2": together,
     "hard": {"optim.lr", "run.steps", *SHOWN},  # each at its best
-  }
+  }  # fmt: skip
   for preset in presets.NAMES:
     few, many, control = (
       fields(of.get_config(preset)) for of in (n16, n512, n512_equal_samples)

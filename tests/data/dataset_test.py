@@ -127,21 +127,17 @@ def test_an_example_of_each_domain(tmp_path):
     return ({"role": "user", "content": text},)
 
   source, choice = "my-set", {"answer": "8", "choices": ["x", "y"]}
-  assert data == Data(
-    [
-      Example("m", "math", source, asked("m?"), {"answer": "8"}),
-      Example("s", "stem", source, asked("A) x B) y"), choice),
-      Example("c", "code", "mine", asked("c?"), tests),
-      Example("p", "code", source, asked("p?"), tests),
-      Example(
-        "i", "instructions", source, asked("i?"), {"instructions": comma}
-      ),
-      Example("g", "gym", "gcd", asked("g?"), puzzle),
-      Example("t", "math", source, tuple(chat), {"answer": "8"}),
-    ],
-    [Place(path, n) for n in range(1, 8)],
-    [],
-  )
+  assert data == Data([
+    Example("m", "math", source, asked("m?"), {"answer": "8"}),
+    Example("s", "stem", source, asked("A) x B) y"), choice),
+    Example("c", "code", "mine", asked("c?"), tests),
+    Example("p", "code", source, asked("p?"), tests),
+    Example(
+      "i", "instructions", source, asked("i?"), {"instructions": comma}
+    ),
+    Example("g", "gym", "gcd", asked("g?"), puzzle),
+    Example("t", "math", source, tuple(chat), {"answer": "8"}),
+  ], [Place(path, n) for n in range(1, 8)], [])  # fmt: skip
 
 
 def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
@@ -208,12 +204,10 @@ def test_an_id_is_taken_once_over_all_files(tmp_path):
 
 def test_repeats_are_counted_and_contradictions_refused(tmp_path):
   path = write(
-    tmp_path / "a.jsonl",
-    line("a", prompt="3 + 5?"),
-    line("b", prompt="3  +\n5?"),
-    line("c", prompt="3 + 6?", answer="9"),
+    tmp_path / "a.jsonl", line("a", prompt="3 + 5?"),
+    line("b", prompt="3  +\n5?"), line("c", prompt="3 + 6?", answer="9"),
     line("d", prompt="3 + 5?"),
-  )
+  )  # fmt: skip
   assert read(path, domains=SIMPLE).repeats == 2
   other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
   said = f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'"
@@ -287,14 +281,11 @@ def test_the_digest_notices_every_change():
 
 
 JSON = st.recursive(
-  st.none()
-  | st.booleans()
-  | st.integers(-(10**30), 10**30)
-  | st.floats(allow_nan=False, allow_infinity=False)
-  | st.text(),
+  st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.text()
+  | st.floats(allow_nan=False, allow_infinity=False),
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
   max_leaves=20,
-)
+)  # fmt: skip
 
 
 @pytest.mark.ci
@@ -604,16 +595,13 @@ def test_columns_pass_through_but_slips_do_not(tmp_path, changed, field, says):
     read(path, form=GSM8K, domains=DOMAINS)
 
 
-@pytest.mark.parametrize(
-  "form, record, says",
-  [
-    (Form(), {"question": "q", "answer": "8", "domain": "math"},
-      "'prompt': missing ... --config.data.fields=prompt:COLUMN"),
-    (Form(), {"answer": "8", "prompt": "p"},
-      "'domain': missing ... answer ... --config.data.domain=math"),
-    (GSM8K, {"question": "", "answer": "8"}, "'prompt': empty ... 'question'"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("form, record, says", [
+  (Form(), {"question": "q", "answer": "8", "domain": "math"},
+    "'prompt': missing ... --config.data.fields=prompt:COLUMN"),
+  (Form(), {"answer": "8", "prompt": "p"},
+    "'domain': missing ... answer ... --config.data.domain=math"),
+  (GSM8K, {"question": "", "answer": "8"}, "'prompt': empty ... 'question'"),
+])  # fmt: skip
 def test_the_column_and_the_remedy_are_named(tmp_path, form, record, says):
   path = plain(tmp_path / "a.jsonl", record)
   with refuses(DataError, f"{path}, line 1, field {says}"):

@@ -73,10 +73,8 @@ def test_a_split_is_a_file_a_folder_or_the_beginning_of_a_name(folder, name):
 
 def test_a_split_of_two_parts_of_a_data_set_wants_one_of_them(folder):
   folder("gsm8k/main/train-0.parquet", "gsm8k/socratic/train-0.parquet")
-  refused(
-    "gsm8k:train: 'train' ... 'main/' ... 'socratic/' ... socratic/train",
-    "gsm8k:train",
-  )
+  says = "gsm8k:train: 'train' ... 'main/' ... 'socratic/' ... socratic/train"
+  refused(says, "gsm8k:train")
   assert paths("gsm8k:main/train") == ["gsm8k/main/train-0.parquet"]
   folder("gsm8k/main/test-0.parquet")
   refused("gsm8k:main ... gsm8k:main/test", "gsm8k:main")

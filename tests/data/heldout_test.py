@@ -93,14 +93,11 @@ def test_both_sides_must_have_examples():
     split(MANY, one_in=1)
 
 
-@pytest.mark.parametrize(
-  "other, said",
-  [
-    (example("b", "6 + 6?"), "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2"),
-    (example("z", " 3 +\n5 PLEASE?", system="Be brief."),
-      "h.jsonl, line 2 ... a.jsonl, line 1"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("other, said", [
+  (example("b", "6 + 6?"), "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2"),
+  (example("z", " 3 +\n5 PLEASE?", system="Be brief."),
+    "h.jsonl, line 2 ... a.jsonl, line 1"),
+])  # fmt: skip
 def test_an_example_on_both_sides_is_refused(other, said):
   train = data(example("a", "3 + 5 please?"), example("b", "3 + 6?"))
   fine = example("c", "3 + 7?")

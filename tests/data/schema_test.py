@@ -13,8 +13,7 @@ KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
 
 
 @pytest.mark.parametrize("text, want", [
-  ("", {}),
-  ("prompt:question", {"prompt": "question"}),
+  ("", {}), ("prompt:question", {"prompt": "question"}),
   (" prompt: question , answer:answer,",
     {"prompt": "question", "answer": "answer"}),
   ("answer:reward_model.ground_truth",
@@ -99,11 +98,10 @@ def test_renamed_columns_are_fields_and_the_others_stay():
     "a": {"b": 4}, "level": "easy",
   }  # fmt: skip
   names = {
-    "prompt": "question",
-    "answer": "reward_model.ground_truth",
+    "prompt": "question", "answer": "reward_model.ground_truth",
     "source": "level",
     "id": "a.b",  # a column of that very name comes first
-  }
+  }  # fmt: skip
   values, others = schema.renamed(record, names)
   assert values == {
     "prompt": "1 + 1?", "answer": "2", "source": "easy", "id": 3,
@@ -132,10 +130,8 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(column, says):
 def test_a_field_that_is_missing_is_looked_for_among_the_columns():
   say = lambda field, *there: str(schema.missing(field, there))
   assert mentions(say("answer"), "missing ... answer")
-  assert mentions(
-    say("answer", "anwser", "level"),
-    "missing ... 'anwser' ... --config.data.fields=answer:anwser",
-  )
+  says = "missing ... 'anwser' ... --config.data.fields=answer:anwser"
+  assert mentions(say("answer", "anwser", "level"), says)
   said = say("prompt", "question", "level")
   assert mentions(said, "missing ... --config.data.fields=prompt:COLUMN")
   long = say("prompt", *(f"column_{i}" for i in range(1000)), "\n")

@@ -29,17 +29,15 @@ class Near:
 
 
 # LaTeX as a grammar, with pieces that do not belong.
-_ATOMS = st.sampled_from(
-  [
-    *r"0 1 2 12 1,234 0.5 1e999 0x10 . - % x y e i n abc cm Friday A (B) _2 '"
-    r" \pi \infty \theta \alpha \emptyset \mathbb{R} ^\circ \% \$ \text{cm} |"
-    r" \begin{matrix} \end{matrix} & \\ { } \{ \} \boxed{ \binom{0} \dbinom{2}"
-    r" : <think> </think> <answer> </answer>".split(),
-    # A half, a minus, infinity, pi, digits of other scripts, a raised digit.
-    *"\xbd \u2212 \u221e \u03c0 \u0663 \uff11 \xb2 \x00".split(" "),
-    *("answer is ", "9" * 40),
-  ]
-)
+_ATOMS = st.sampled_from([
+  *r"0 1 2 12 1,234 0.5 1e999 0x10 . - % x y e i n abc cm Friday A (B) _2 '"
+  r" \pi \infty \theta \alpha \emptyset \mathbb{R} ^\circ \% \$ \text{cm} |"
+  r" \begin{matrix} \end{matrix} & \\ { } \{ \} \boxed{ \binom{0} \dbinom{2}"
+  r" : <think> </think> <answer> </answer>".split(),
+  # A half, a minus, infinity, pi, digits of other scripts, a raised digit.
+  *"\xbd \u2212 \u221e \u03c0 \u0663 \uff11 \xb2 \x00".split(" "),
+  *("answer is ", "9" * 40),
+])  # fmt: skip
 _FORMS = (
   "{}{}", "{} + {}", "{} - {}", "{}^{{{}}}", "{} = {}", "{}, {}", "{}({})",
   r"\frac{{{}}}{{{}}}", r"\sqrt[{}]{{{}}}", r"\{{{}, {}\}}", "({}, {})",

@@ -14,9 +14,8 @@ from brorl_jax.verdicts.domains import DOMAINS, OWN
 _SECONDS = 2.0
 _GCD = {
   "question": "Find the Greatest Common Divisor (GCD) of 8 and 12.",
-  "answer": "4",
-  "metadata": {"source_dataset": "gcd", "source_index": 0},
-}
+  "answer": "4", "metadata": {"source_dataset": "gcd", "source_index": 0},
+}  # fmt: skip
 # A good line of each domain; what is fuzzed is not good any more.
 _GOOD = {
   "math": {"prompt": "What is 3 + 5?", "answer": "8"},
@@ -27,12 +26,10 @@ _GOOD = {
     "instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]},
   "gym": {"prompt": "Which?", "entry": _GCD},
 }  # fmt: skip
-_FORMS = st.sampled_from(
-  [
-    Form(), Form(domain="math"), Form({"prompt": "a.b", "answer": "x"}, "math"),
-    Form(sole=OWN),
-  ]
-)  # fmt: skip
+_FORMS = st.sampled_from([
+  Form(), Form(domain="math"), Form({"prompt": "a.b", "answer": "x"}, "math"),
+  Form(sole=OWN),
+])  # fmt: skip
 
 
 def encoded(value, ascii_only):
@@ -50,13 +47,11 @@ def records(draw):
   return encoded(record, draw(st.booleans()))
 
 
-_PIECES = st.sampled_from(
-  [
-    *rb'" \ { [ , : \ud800 \u0000 NaN -Infinity 1e999 "id":"b",'.split(),
-    *(b"\xff", b"\x00", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"", b"9" * 5000),
-    *(b'"domain":"math",', b"[" * 3000, b'{"a":' * 3000),
-  ]
-)
+_PIECES = st.sampled_from([
+  *rb'" \ { [ , : \ud800 \u0000 NaN -Infinity 1e999 "id":"b",'.split(),
+  *(b"\xff", b"\x00", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"", b"9" * 5000),
+  *(b'"domain":"math",', b"[" * 3000, b'{"a":' * 3000),
+])  # fmt: skip
 _LINES = st.one_of(
   records(),
   st.builds(

@@ -109,16 +109,12 @@ _NAMES = _TENSORS | fuzzing.TEXTS
 _KINDS = "F32 F16 BF16 F64 I8 U64 BOOL F8_E4M3 f32".split()
 _SIZES = st.sampled_from([0, 1, 2, 16, 24, 2**40, -1])
 _ENDS = st.sampled_from([[0, 2**63], [0, 2**64], [2**64 - 4, 2**64]])
-_ABOUT = st.fixed_dictionaries(
-  {},
-  optional={
-    "dtype": st.sampled_from(_KINDS) | fuzzing.JSON,
-    "shape": st.lists(_SIZES, max_size=3) | fuzzing.JSON,
-    "data_offsets": st.lists(st.integers(-9, 20_000), max_size=3)
-    | _ENDS
-    | fuzzing.JSON,
-  },
-)
+_ABOUT = st.fixed_dictionaries({}, optional={
+  "dtype": st.sampled_from(_KINDS) | fuzzing.JSON,
+  "shape": st.lists(_SIZES, max_size=3) | fuzzing.JSON,
+  "data_offsets":
+    st.lists(st.integers(-9, 20_000), max_size=3) | _ENDS | fuzzing.JSON,
+})  # fmt: skip
 
 
 @st.composite

@@ -101,25 +101,21 @@ def test_a_program_of_a_tpu():
   assert Text(TPU).loop() == Account(2, {message: 1})
 
 
-@pytest.mark.parametrize(
-  "kind, text, size, group",
-  [
-    # Two arrays are sent, two arrive; numbers are not sent.
-    (
-      "all-gather",
-      "((f32[2]{0}, bf16[3,5]{1,0}), (f32[8]{0}, /*index=1*/bf16[12,5]{1,0}), "
-      "u32[]{:S(2)}, s32[]{:S(2)}) all-gather-start(%a), "
-      "replica_groups=[1,4]<=[4]",
-      4 * 8 + 2 * 60,
-      4,
-    ),
-    # A reduction writes where it reads: its start names each array once.
-    ("all-reduce",
-      "(f32[7]{0}, s32[]) all-reduce-start(%a, %b), replica_groups={{0,2,4}}",
-      4 * 7 + 4, 3),
-    ("ragged-all-to-all", "pred[5]{0} ragged-all-to-all(%a)", 5, 0),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind, text, size, group", [
+  # Two arrays are sent, two arrive; numbers are not sent.
+  (
+    "all-gather",
+    "((f32[2]{0}, bf16[3,5]{1,0}), (f32[8]{0}, /*index=1*/bf16[12,5]{1,0}), "
+    "u32[]{:S(2)}, s32[]{:S(2)}) all-gather-start(%a), "
+    "replica_groups=[1,4]<=[4]",
+    4 * 8 + 2 * 60, 4,
+  ),
+  # A reduction writes where it reads: its start names each array once.
+  ("all-reduce",
+    "(f32[7]{0}, s32[]) all-reduce-start(%a, %b), replica_groups={{0,2,4}}",
+    4 * 7 + 4, 3),
+  ("ragged-all-to-all", "pred[5]{0} ragged-all-to-all(%a)", 5, 0),
+])  # fmt: skip
 def test_size_and_devices_of_a_message(kind, text, size, group):
   program = f"ENTRY %e (a: f32[2]) -> f32[2] {{\n  %x = {text}\n}}\n"
   assert [*Text(program).account().collectives] == [

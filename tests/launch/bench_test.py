@@ -91,8 +91,7 @@ def test_lengths_of_a_file_are_those_of_the_end_token():
 @pytest.mark.parametrize("how, mean", [
   (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
   # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
-  (dict(one_in=4), 4 * (1 - 0.75**9)),
-  (dict(), 9),
+  (dict(one_in=4), 4 * (1 - 0.75**9)), (dict(), 9),
 ])  # fmt: skip
 def test_invented_lengths_are_those_that_a_policy_would_make(how, mean):
   w = workloads.Workload(workloads.SMALL, prompt=1, new=9, **how)

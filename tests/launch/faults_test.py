@@ -35,8 +35,7 @@ def test_the_files_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("said, wrong", [
-  ("a\nerror: it is full\n", None),
-  ("a\n", "0 error lines"),
+  ("a\nerror: it is full\n", None), ("a\n", "0 error lines"),
   ("error: a\nerror: b\n", "2 error lines"),
   ("Traceback (most recent call last):\nerror: a\n", "a traceback"),
 ])  # fmt: skip

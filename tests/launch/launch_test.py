@@ -263,10 +263,8 @@ def test_skypilot_gives_each_node_its_flags(tmp_path):
   ((_, args, _),) = lines(tmp_path / ".venv" / "bin" / "calls")
   assert args[:3] == ["-m", "brorl_jax.main", "--config=n512:1p5b"]
   assert args[-3:] == [
-    "--coordinator=10.0.0.5:8476",
-    "--processes=2",
-    "--process_id=1",
-  ]
+    "--coordinator=10.0.0.5:8476", "--processes=2", "--process_id=1",
+  ]  # fmt: skip
   (workdir,) = (a for a in args if a.startswith("--workdir="))
   assert workdir.removeprefix("--workdir=").startswith((*task["volumes"],))
   assert task["num_nodes"] == 2

@@ -48,10 +48,9 @@ sys.exit(int(end))
 def two(tmp_path, ends, *flags, **env) -> subprocess.Popen:
   python = program(tmp_path / "python", PYTHON)
   env = {
-    "PROCESSES": str(len(ends.split(","))),
-    "TMPDIR": str(tmp_path),
+    "PROCESSES": str(len(ends.split(","))), "TMPDIR": str(tmp_path),
     "JAX_PLATFORMS": "tpu",
-  } | env
+  } | env  # fmt: skip
   flags = (f"--folder={tmp_path}", f"--ends={ends}", *flags)
   return start("two_process.sh", *flags, PYTHON=str(python), **env)
 

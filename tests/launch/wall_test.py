@@ -121,11 +121,8 @@ def test_every_arm_of_a_language_model_is_a_config():
   for name, arm in language.ARMS.items():
     c = typed(language.flags(arm, "here", seed=3))
     got = c.run.seed, c.sampling.n, c.sampling.samples // c.sampling.n
-    assert got == (
-      3,
-      512 if "512" in name or "need" in name else 16,
-      arm.prompts,
-    )
+    n = 512 if "512" in name or "need" in name else 16
+    assert got == (3, n, arm.prompts)
     assert c.sampling.rounds == ((64, 512) if name == "need" else ())
     assert (c.advantage.kind == "tokens") is ("whitened" in name)
     assert c.data.files == (str(language.PROMPTS),)
@@ -215,10 +212,8 @@ def result(busy, *p, samples=None):
   }
   units = [np.round(1e5 * x).astype(int).tolist() for x in p]
   return {
-    "machine": "M",
-    "points": points,
-    "p": {"trained": units, "heldout": units},
-  }
+    "machine": "M", "points": points, "p": {"trained": units, "heldout": units},
+  }  # fmt: skip
 
 
 def test_a_summary_by_hand():
@@ -295,9 +290,8 @@ def test_a_run_beside_the_stored_ones(tmp_path, monkeypatch, capsys):
   data["sampling"] = {"n": 512, "rounds": []}
   about = {
     "config": data | {"policy": {"checkpoint": "embedded:hard"}},
-    "machine": {"devices": ["cpu"], "processor": "P"},
-    "versions": {"jax": "1"},
-  }
+    "machine": {"devices": ["cpu"], "processor": "P"}, "versions": {"jax": "1"},
+  }  # fmt: skip
   made.dump(folder / "config.json", [about])
   line = lambda s: {"step": s, "time/busy_s": s, "data/samples_total": 2048 * s}
   made.dump(folder / "metrics.jsonl", [line(s) for s in range(1, 6)])

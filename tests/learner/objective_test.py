@@ -75,10 +75,8 @@ def correct(kind, low=0.3, high=0.6):
   tiers.some([
     {"entropy_weight": 0.3},
     {"loss": losses.LOSSES["gspo"], "entropy_weight": 0.3},
-    {"loss": losses.LOSSES["reinforce"]},
-    {"correction": correct("truncated")},
-    {"correction": correct("banded")},
-    {"correction": correct("sequence")},
+    {"loss": losses.LOSSES["reinforce"]}, {"correction": correct("truncated")},
+    {"correction": correct("banded")}, {"correction": correct("sequence")},
     {"correction": correct("truncated"), "loss": losses.LOSSES["gspo"]},
     {"correction": correct("truncated"), "loss": losses.LOSSES["cispo"]},
   ], 2, 3),
@@ -173,9 +171,7 @@ def test_means_of_the_loss_by_hand(mean, three_lengths):
   out, advantage = some_do_not_count()
 
   def loss(at):
-    logp, _ = table_logp(
-      at, prompts().tokens, None, jnp.asarray(out.tokens), 1.0
-    )
+    logp, _ = table_logp(at, prompts().tokens, None, jnp.array(out.tokens), 1.0)
     ratio = jnp.exp(jnp.clip(logp - out.logp, -9.0, 9.0))
     adv = advantage[..., None]
     gain = jnp.minimum(ratio * adv, jnp.clip(ratio, 0.8, 1.28) * adv)
@@ -245,9 +241,8 @@ def test_statistics_of_a_correction_by_hand():
   one, _ = two_tokens(np.log([2.0, 0.25]))
   capped = correct("truncated", high=1.3)
   _, stats = table_step([one], dataclasses.replace(PLAIN, correction=capped))
-  np.testing.assert_allclose(
-    stats.correction.value, (2 * 1.3 + 0.25) / 3, rtol=1e-5
-  )
+  want = (2 * 1.3 + 0.25) / 3
+  np.testing.assert_allclose(stats.correction.value, want, rtol=1e-5)
   np.testing.assert_allclose(stats.corrected.value, 2 / 3, rtol=1e-5)
   k3 = lambda r: r - 1 - np.log(r)
   np.testing.assert_allclose(
@@ -299,15 +294,12 @@ def test_a_wrong_sampler_is_corrected():
       "w"
     ][3, 0]
     for name, c, old in (
-      ("wrong", None, at),
-      ("corrected", far, at),
+      ("wrong", None, at), ("corrected", far, at),
       ("corrected, one minibatch", far, None),
       ("capped", correct("truncated", high=1.1), at),
     )
-  }
-  error = {
-    k: np.abs(x - want).max() / np.abs(want).max() for k, x in found.items()
-  }
+  }  # fmt: skip
+  error = {k: abs(x - want).max() / abs(want).max() for k, x in found.items()}
   assert error["wrong"] > 0.1
   assert error["corrected"] < 1e-4 and error["corrected, one minibatch"] < 1e-4
   assert 1e-3 < error["capped"] < error["wrong"]

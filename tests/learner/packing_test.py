@@ -34,8 +34,7 @@ from brorl_jax.types import Prompts, Rollouts
 
 
 @pytest.mark.parametrize("length, blocks", [
-  (6, {6: 3}),
-  (130, {33: 11, 65: 6, 98: 3, 130: 3}),
+  (6, {6: 3}), (130, {33: 11, 65: 6, 98: 3, 130: 3}),
   (256, {32: 24, 64: 12, 96: 8, 128: 6, 192: 4, 256: 3}),
 ])  # fmt: skip
 def test_lengths_by_hand(length, blocks):
@@ -329,11 +328,9 @@ def test_the_largest_trees_are_placed_first():
 @pytest.mark.parametrize("count, sizes, want", [
   # 2 responses of two tokens: a block has 4 + 2 x 2 positions. The tree has 4
   # tokens of the prompt and one of each response.
-  (2, [6], 6),
-  (2, [7], None),
+  (2, [6], 6), (2, [7], None),
   # Of 10: 5 blocks, 3 trees of at most 8 tokens, or one of 14.
-  (10, [8, 16], 16),
-  (10, [8, 20], 8),
+  (10, [8, 16], 16), (10, [8, 20], 8),
 ])  # fmt: skip
 def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
   one = alone([[[i + 1, i + 1] for i in range(count)]], prompt=4)

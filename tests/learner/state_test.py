@@ -66,8 +66,7 @@ def test_a_reference_is_kept_only_for_a_kl_term():
 
 
 @pytest.mark.parametrize("offload, on_host", [
-  ("nothing", set()),
-  ("reference", {"reference"}),
+  ("nothing", set()), ("reference", {"reference"}),
   ("moments", {"reference", "opt"}),
 ])  # fmt: skip
 def test_where_each_part_of_a_state_lies(offload, on_host):

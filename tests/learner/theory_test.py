@@ -132,9 +132,8 @@ def test_measure_by_hand():
       reward_correct=1.0, reward_wrong=-1.0, lr=1.0, n=4,
     )  # fmt: skip
     terms.append(float(b.sampled_correct + b.sampled_wrong))
-  assert got["theory/sampled_terms_per_lr"] == pytest.approx(
-    np.mean(terms), rel=1e-5
-  )
+  want = pytest.approx(np.mean(terms), rel=1e-5)
+  assert got["theory/sampled_terms_per_lr"] == want
 
 
 @pytest.mark.ci

@@ -80,9 +80,7 @@ def exchanged(mesh):
   policy = dataclasses.replace(POLICY, vocab=512, mesh=mesh)
   at = zeros_of(policy.init, jax.random.key(0))
   at = jax.device_put(at, sharding.param_shardings(at, mesh))
-  parts = {
-    x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
-  }
+  parts = {x.size // x.addressable_data(0).size for x in jax.tree.leaves(at)}
   # Biases and norms: one axis to cut.
   assert parts <= {1, 8}
   (batch,) = placed(mesh, rows=12, blocks=8)
@@ -92,10 +90,8 @@ def exchanged(mesh):
       response_logp=policy.response_logp,
       objective=OBJECTIVE,
     ),
-    jax.jit(update.zero_gradient)(at),
-    at,
-    batch,
-  )
+    jax.jit(update.zero_gradient)(at), at, batch,
+  )  # fmt: skip
   operations = re.findall(
     r" = (.*?) ((?:all-|collective-|reduce-s)[a-z]+)\S*\(", program.as_text()
   )
@@ -164,12 +160,10 @@ def test_gradient_matches_finite_differences_in_float64():
     ends = [
       loss_in_float64(
         jax.tree.map(lambda a, b: a + eps * b, wide(params()), wide(along)),
-        out,
-        advantage,
-        wide(params(1)),
+        out, advantage, wide(params(1)),
       )
       for eps in (-1e-5, 1e-5)
-    ]
+    ]  # fmt: skip
     slope = (ends[1] - ends[0]) / 2e-5
     got = optax.tree.vdot(wide(grads), wide(along))
     np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
@@ -243,11 +237,8 @@ def test_logp_gap_is_zero_for_the_policy_that_sampled():
   np.testing.assert_allclose(off.logp_gap.value, 0.5, rtol=1e-4)
   weight = [batch.weight[..., None] * batch.mask for batch in batches]
   join = lambda xs: np.concatenate([np.ravel(x) for x in xs])
-  np.testing.assert_allclose(
-    stats.entropy.value,
-    np.average(join(entropy), weights=join(weight)),
-    rtol=1e-5,
-  )
+  want = np.average(join(entropy), weights=join(weight))
+  np.testing.assert_allclose(stats.entropy.value, want, rtol=1e-5)
 
 
 @pytest.mark.ci
@@ -261,9 +252,7 @@ def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
     assert not np.any(batch.logp_old[int(batch.used) :])
   for batch, (logp, _) in zip(old, scored(batches, params(), 0.7), strict=True):
     real = np.arange(len(batch.prompt)) < batch.used
-    np.testing.assert_allclose(
-      batch.logp_old[real], np.asarray(logp)[real], atol=1e-5
-    )
+    np.testing.assert_allclose(batch.logp_old[real], logp[real], atol=1e-5)
   objective = dataclasses.replace(OBJECTIVE, temperature=0.7)
   grads, stats = gradient(old, objective=objective)
   assert stats.clip_fraction.value == 0.0 and stats.kl_old.value < 1e-9
@@ -318,9 +307,8 @@ def test_an_update_that_cannot_be_trusted_changes_no_bit(what):
 def test_what_is_watched_is_the_slope_at_the_old_parameters():
   # Of large eps: with a small one rounding may turn the sign of an update.
   tx = optax.adamw(0.1, eps=0.1, weight_decay=0.1)
-  tokens, mask = map(
-    jnp.asarray, (packed()[0].prompt[0], packed()[0].prompt_mask[0])
-  )
+  one = packed()[0]
+  tokens, mask = jnp.asarray(one.prompt[0]), jnp.asarray(one.prompt_mask[0])
 
   def entropy(tokens, mask, params):
     logits = POLICY.logits(params, tokens, mask)
@@ -331,11 +319,9 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
   updates, _ = tx.update(grads, tx.init(params()), params())
   _, want = jax.jvp(watch, (params(),), (updates,))
   _, stats = update.minibatch_step(
-    states.init_state(params(), tx, keep_reference=False),
-    packed(),
-    watch=watch,
-    **HOW | {"tx": tx},
-  )
+    states.init_state(params(), tx, keep_reference=False), packed(),
+    watch=watch, **HOW | {"tx": tx},
+  )  # fmt: skip
   assert abs(want) > 1e-2
   np.testing.assert_allclose(stats.watched, want, rtol=1e-4)
 
@@ -379,10 +365,8 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
   tx = optax.sgd(0.1)
   make = functools.partial(states.init_state, tx=tx, keep_reference=False)
   abstract = jax.eval_shape(make, params())
-  state = jax.jit(
-    make,
-    out_shardings=sharding.state_shardings(abstract, abstract.params, mesh),
-  )(jax.device_put(params(), places))
+  out = sharding.state_shardings(abstract, abstract.params, mesh)
+  state = jax.jit(make, out_shardings=out)(jax.device_put(params(), places))
   lengths = set()
   for seed in range(2):
     layout = functools.partial(Blocks, devices=4)
@@ -400,10 +384,8 @@ def packed_tokens(parts):
     for at in np.argwhere(batch.mask):
       row = tuple(at[:-1])
       assert int(batch.response[tuple(at)]) not in seen
-      seen[int(batch.response[tuple(at)])] = (
-        float(batch.weight[row]),
-        float(batch.advantage[row]),
-      )
+      said = float(batch.weight[row]), float(batch.advantage[row])
+      seen[int(batch.response[tuple(at)])] = said
   return seen
 
 

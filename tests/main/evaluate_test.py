@@ -245,10 +245,8 @@ def test_kill_9_at_any_time(tmp_path):
   command = [sys.executable, "-m", "brorl_jax.main", "--mode=evaluate"]
   command += ["--config=configs/smoke.py", "--config.eval.prompts=20"]
   command += ["--config.sampling.in_flight=128"]  # 20 chunks of 8
-  environment = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": compiling.QUICK,
-  }
+  quick = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK}
+  environment = os.environ | quick
   start = lambda name: subprocess.Popen(
     [*command, f"--workdir={tmp_path / name}"], cwd=ROOT, env=environment,
     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -408,11 +406,9 @@ def test_a_prompt_draws_by_number_with_the_key_of_step_0(wired, sampled, first):
   this, examples, scorer, *_ = wired
   c, how = this.config, this.phases[0].memory.heldout.only(5)
   prompts, params = examples.heldout(), {"w": np.arange(3.0)}
-  told, fits, own, drawn, key = sampled(
-    recorder.records(
-      this, c, how, examples, scorer, params, prompts, first=first
-    )
-  )
+  told, fits, own, drawn, key = sampled(recorder.records(
+    this, c, how, examples, scorer, params, prompts, first=first
+  ))  # fmt: skip
   assert (told, fits) == (c, how)
   np.testing.assert_array_equal(own["w"], params["w"])
   index = np.arange(first, first + 5)
@@ -424,13 +420,11 @@ def test_a_prompt_draws_by_number_with_the_key_of_step_0(wired, sampled, first):
 
 def test_a_step_is_evaluated_as_its_phase_samples(wired, sampled):
   this = one_step.resolved(
-    one_step.config(
-      phases=(
-        {"from_step": 3, "sampling.max_new_tokens": 9},
-        {"from_step": 5, "sampling.max_new_tokens": 5},
-      )
-    )
-  )
+    one_step.config(phases=(
+      {"from_step": 3, "sampling.max_new_tokens": 9},
+      {"from_step": 5, "sampling.max_new_tokens": 5},
+    ))
+  )  # fmt: skip
   _, examples, scorer, *_ = wired
   sizes = {}
   for step in range(7):
@@ -448,13 +442,11 @@ def run_on(
 ):
   workdir.mkdir()
   for some in (*earlier, files):
-    c = config(
-      **{
-        "data.domains.gym.weight": gym_weight, "data.files": tuple(some),
-        "data.heldout_files": tuple(held_out), "data.heldout_one_in": one_in,
-        **more,
-      }
-    )  # fmt: skip
+    c = config(**{
+      "data.domains.gym.weight": gym_weight, "data.files": tuple(some),
+      "data.heldout_files": tuple(held_out), "data.heldout_one_in": one_in,
+      **more,
+    })  # fmt: skip
     there = [path for path in some if os.path.exists(path)]
     files = dict.fromkeys(some, "not there any more")
     files |= dataset.file_digests(there) if there else {}
@@ -465,12 +457,9 @@ def run_on(
 
 
 def refuse(run, evaluated):
-  return evaluate_command.refuse_trained_on(
-    checkpoint_source.starts(
-      checkpoint_source.CheckpointSource(huggingface.ASSETS, run)
-    ),
-    evaluated,
-  )
+  source = checkpoint_source.CheckpointSource(huggingface.ASSETS, run)
+  starts = checkpoint_source.starts(source)
+  return evaluate_command.refuse_trained_on(starts, evaluated)
 
 
 def held(path, which=slice(None)):
@@ -542,13 +531,10 @@ def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
   ]
   path = tmp_path / "stored.jsonl"
   path.write_text("".join(json.dumps(line) + "\n" for line in stored))
-  trained_on = run_on(
-    tmp_path / "c", str(path), held_out=["x.jsonl"], gym_weight=1.0
-  )
+  c, held_out = tmp_path / "c", ["x.jsonl"]
+  trained_on = run_on(c, str(path), held_out=held_out, gym_weight=1.0)
   assert refuse(trained_on, generated) == []
-  with pytest.raises(
-    ValueError, match="h: held-out prompt is also the training prompt"
-  ):
+  with refuses(ValueError, "h: held-out prompt is also the training prompt"):
     refuse(trained_on, dataset.Data(other, ["h"] * 30))
 
 
@@ -662,9 +648,8 @@ def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   export.run(config(checkpoint=str(further)).policy, tmp_path / "again")
   both = [str(further), str(training)]
   for run_or_policy in (further, tmp_path / "again"):
-    starts = checkpoint_source.starts(
-      checkpoint_source.locate(str(run_or_policy))
-    )
+    source = checkpoint_source.locate(str(run_or_policy))
+    starts = checkpoint_source.starts(source)
     assert [start.run for start in starts] == both
   (tmp_path / "policy" / "trained_on.json").write_text('{"starts": [7]}')
   line = refused(tmp_path / "e", **changes | {"checkpoint": str(further)})

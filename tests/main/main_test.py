@@ -52,8 +52,7 @@ def message(done: subprocess.CompletedProcess) -> str:
   # ml_collections reads what follows it too.
   ((*RUN, "--", "--config.xyzzy=3"), "no --config.xyzzy"),
   ((*RUN, "--", "512"), "'512' ... --help"),
-  ((RUN[0],), "--workdir is missing"),
-  ((RUN[1],), "--config is missing"),
+  ((RUN[0],), "--workdir is missing"), ((RUN[1],), "--config is missing"),
   (("--mode=report", "--workdir="), "--workdir is missing"),
   (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),
   (("--mode=sample", RUN[0]), "--mode=sample ... --config"),
@@ -107,8 +106,7 @@ def get_config():
   (CONFIG.format("c.sampling.n = '512'"), "field 'n'"),
   (CONFIG.format("c.lr = 1e-4"), "c.lr ... c.optim.lr"),
   (CONFIG.format("c.optim.lrr = 1.0"), "c.lrr ... c.optim.lr"),
-  (CONFIG.format("c = None"), "get_config"),
-  ("", "get_config"),
+  (CONFIG.format("c = None"), "get_config"), ("", "get_config"),
 ])  # fmt: skip
 def test_a_config_file_that_fails_is_one_line(tmp_path, refused, text, line):
   file = tmp_path / "a folder" / "c.py"

@@ -276,10 +276,9 @@ def test_an_evaluation_shows_a_right_and_a_wrong_response():
   bare = {"task": "m", "pass": False, "status": "fail", "reason": ""}
   lines = "  pass  m: 3 + 5?\n    -> 8", "  fail  m: 3 + 5?\n    ->  [2J99..."
   assert pair([bare, wrong, right, wrong], 6).splitlines() == [
-    *lines[0].splitlines(),
-    "  fail  m: 3 + 5?",
+    *lines[0].splitlines(), "  fail  m: 3 + 5?",
     "    ->  [2J99...  (wrong ...)",
-  ]
+  ]  # fmt: skip
   assert pair([bare, right], 6) == lines[0] and pair([bare], 6) == ""
 
 
@@ -563,24 +562,21 @@ BEGUN = {"event": "start", "step": 2, "memory_kills": {"mine": 1, "gone": 9}}
 BEGUN |= {"planned_bytes": 3 * 2**30, "available_bytes": 4 * 2**30}
 
 
-@pytest.mark.parametrize(
-  "lines, said",
-  [
-    ([], None), ([{"event": "phase"}, {"event": "warning", "why": "x"}], None),
-    ([{"event": "start"}], NO_WORD), ([{"event": "start"}, END], "no space"),
-    ([{"event": "start"}, END, {"event": "warning", "why": "x"}], "no space"),
-    ([{"event": "start"}, END, {"event": "resume"}], NO_WORD),
-    ([BEGUN, END], "no space"),
-    ([BEGUN], NO_WORD),  # a plain kill, or power was lost
-    ([BEGUN | {"memory_kills": {"mine": 0}}],
-     f"{KILLED}: it planned 3.00 GiB of 4.00 GiB and used 3.70 GiB in its "
-     "steps; --allow_config_change --config.devices.memory_bytes=2415919104 "
-     "plans less, or says what must be smaller"),
-    ([BEGUN | {"available_bytes": int(3.8 * 2**30)}], "of 3.80 GiB and used"),
-    ([BEGUN | {"memory_kills": {"mine": 0}, "step": 9}], "of 4.00 GiB; --all"),
-    ([BEGUN | {"available_bytes": 2**30, "step": 9}], NO_WORD),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("lines, said", [
+  ([], None), ([{"event": "phase"}, {"event": "warning", "why": "x"}], None),
+  ([{"event": "start"}], NO_WORD), ([{"event": "start"}, END], "no space"),
+  ([{"event": "start"}, END, {"event": "warning", "why": "x"}], "no space"),
+  ([{"event": "start"}, END, {"event": "resume"}], NO_WORD),
+  ([BEGUN, END], "no space"),
+  ([BEGUN], NO_WORD),  # a plain kill, or power was lost
+  ([BEGUN | {"memory_kills": {"mine": 0}}],
+   f"{KILLED}: it planned 3.00 GiB of 4.00 GiB and used 3.70 GiB in its "
+   "steps; --allow_config_change --config.devices.memory_bytes=2415919104 "
+   "plans less, or says what must be smaller"),
+  ([BEGUN | {"available_bytes": int(3.8 * 2**30)}], "of 3.80 GiB and used"),
+  ([BEGUN | {"memory_kills": {"mine": 0}, "step": 9}], "of 4.00 GiB; --all"),
+  ([BEGUN | {"available_bytes": 2**30, "step": 9}], NO_WORD),
+])  # fmt: skip
 def test_the_last_word_of_a_process(tmp_path, monkeypatch, lines, said):
   monkeypatch.setattr(spec, "memory_kills", lambda: {"mine": 1, "new": 7})
   path = tmp_path / "events.jsonl"

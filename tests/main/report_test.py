@@ -32,9 +32,8 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   assert said.out.splitlines() == [
     "  a: held-out pass@1 12.5 -> 62.5 %, gain +50.0 +- 40.0 points",
     "  b: held-out pass@1 12.5 -> 62.5 %, gain +50.0 +- 40.0 points",
-    "  c: held-out pass@1 25.0 %",
-    f"  {a / 'report' / 'index.html'}",
-  ]
+    "  c: held-out pass@1 25.0 %", f"  {a / 'report' / 'index.html'}",
+  ]  # fmt: skip
   data = json.loads((a / "report" / "report.json").read_text())
   assert [run["name"] for run in data["runs"]] == ["a", "b", "c"]
   assert [run["n"] for run in data["runs"]] == [4, 2, None]
@@ -57,31 +56,26 @@ OTHER = {**made.PROMPTS}
 OTHER["gcd/heldout/5"] = OTHER.pop("gcd/heldout/1")
 TASK = {k: (d, t.replace("aime", "amc")) for k, (d, t) in made.PROMPTS.items()}
 MOVED = {**made.PROMPTS, "gcd/heldout/0": ("gym", "syllogism")}
-THREE = {
-  step: [[*row, 1] for row in rows] for step, rows in made.PASSES.items()
-}
+THREE = {k: [[*row, 1] for row in rows] for k, rows in made.PASSES.items()}
 
 
 @pytest.mark.parametrize(
   "changes, difference",
-  tiers.some(
-    [
-      ({"passes": THREE}, "2 and 3 samples"),
-      ({"eval_temperature": 1.0}, "eval.temperature is 0.6 and 1.0"),
-      ({"eval_top_p": None}, "eval.top_p ... 0.95"),
-      ({"prompts": TASK}, "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)"),
-      ({"prompts": OTHER},
-        "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)"),
-      ({"prompts": MOVED}, "gcd/heldout/0 ... gym/gcd ... gym/syllogism"),
-      ({"data__families__gcd__settings__max_value": 50},
-        "data.families.gcd.settings.max_value is 40 and 50"),
-      ({"data__domains__math__instruction": "Think."},
-        "data.domains.math.instruction is 'Box it.' and 'Think.'"),
-      ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
-      ({"held": "def"}, "held-out ... 'abc' ... 'def'"),
-    ],
-    3,
-  ),
+  tiers.some([
+    ({"passes": THREE}, "2 and 3 samples"),
+    ({"eval_temperature": 1.0}, "eval.temperature is 0.6 and 1.0"),
+    ({"eval_top_p": None}, "eval.top_p ... 0.95"),
+    ({"prompts": TASK}, "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)"),
+    ({"prompts": OTHER},
+      "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)"),
+    ({"prompts": MOVED}, "gcd/heldout/0 ... gym/gcd ... gym/syllogism"),
+    ({"data__families__gcd__settings__max_value": 50},
+      "data.families.gcd.settings.max_value is 40 and 50"),
+    ({"data__domains__math__instruction": "Think."},
+      "data.domains.math.instruction is 'Box it.' and 'Think.'"),
+    ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
+    ({"held": "def"}, "held-out ... 'abc' ... 'def'"),
+  ], 3),
 )  # fmt: skip
 def test_runs_measured_otherwise_are_refused(tmp_path, changes, difference):
   a = made.run(tmp_path / "a")
@@ -102,14 +96,11 @@ def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
   assert mentions(refusal(a, c), "1 of 1 ... (aime/7), 1 of 1 ... (aime/8)")
 
 
-@pytest.mark.parametrize(
-  "entries, difference",
-  [
-    ({"versions": {"reasoning-gym": "0.1.24"}}, "'0.1.25' ... '0.1.24'"),
-    ({"data": {"held out": "abc", "chat template": "77f8"}},
-      "chat template ... '77f8'"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("entries, difference", [
+  ({"versions": {"reasoning-gym": "0.1.24"}}, "'0.1.25' ... '0.1.24'"),
+  ({"data": {"held out": "abc", "chat template": "77f8"}},
+    "chat template ... '77f8'"),
+])  # fmt: skip
 def test_other_puzzles_and_templates_are_refused(tmp_path, entries, difference):
   a = made.run(tmp_path / "a")
   b = made.told(made.run(tmp_path / "b"), **entries)
@@ -119,9 +110,7 @@ def test_other_puzzles_and_templates_are_refused(tmp_path, entries, difference):
 @pytest.mark.parametrize("both", [False, True])
 def test_runs_with_other_rewards_of_a_user_are_refused(tmp_path, both):
   loss = lambda digest: {"loss.kind": {"name": "x.py:f", "digest": digest}}
-  mine = lambda digest: {
-    "reward.verifier": {"name": "mine.py:score", "digest": digest}
-  }
+  mine = lambda x: {"reward.verifier": {"name": "mine.py:score", "digest": x}}
   first = loss("0") | (mine("a") if both else {})
   a = made.told(made.run(tmp_path / "a"), functions=first)
   other = loss("1") | mine("b")

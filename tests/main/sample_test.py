@@ -269,10 +269,8 @@ def test_parameters_may_be_of_half_the_size(run):
 
 
 @pytest.mark.parametrize("where, step, message", [
-  ("{tmp}/nowhere", None, "directory"),
-  ("{tmp}", None, "config.json ... read"),
-  ("", 1, "step = 1 ... ''"),
-  ("{run}/checkpoints/1", 1, "step = 1 ... '"),
+  ("{tmp}/nowhere", None, "directory"), ("{tmp}", None, "config.json ... read"),
+  ("", 1, "step = 1 ... ''"), ("{run}/checkpoints/1", 1, "step = 1 ... '"),
   ("{run}", 2, "checkpoint 2 ... 1, 3"),
 ])  # fmt: skip
 def test_what_is_no_policy_is_refused(run, tmp_path, where, step, message):
@@ -442,10 +440,8 @@ def test_the_command_answers_until_it_is_interrupted(run):
   process = command("--mode=sample", f"--workdir={run}", "--n=2")
   process.stdin.write(f"{SHORT}\n")
   found = [json.loads(process.stdout.readline()) for _ in range(2)]
-  assert [(one["prompt"], one["sample"]) for one in found] == [
-    (SHORT, 0),
-    (SHORT, 1),
-  ]
+  said = [(one["prompt"], one["sample"]) for one in found]
+  assert said == [(SHORT, 0), (SHORT, 1)]
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=60)
   assert process.returncode == 130

@@ -112,8 +112,7 @@ ALONE: list[tuple[str, dict]] = [
   ("one of , cosine, replace, overlong", {"length": "linear"}),
   ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
   ("above 0 and at most 1", {"clip_low": 1.1}),
-  ("finite", {"temperature": math.inf}),
-  ("0 to 2", {"seed": -1}),
+  ("finite", {"temperature": math.inf}), ("0 to 2", {"seed": -1}),
   ("0 to 2", {"seed": 2**31}),
   ("0 or a multiple of save_every = 10", {"keep_every": 15}),
   ("at least 2", {"n": 1, "data.heldout_one_in": 1}),
@@ -159,13 +158,12 @@ ALONE: list[tuple[str, dict]] = [
   ("empty without data", {"data.heldout_files": ("a",)}),
   ("empty without data", {"data.fields": "prompt:q", "data.domain": "math"}),
   ("positive, or 0: all parameters are trained", {"lora_rank": -1}),
-  ("positive", {"lora_alpha": 0.0}),
-  ("0 to 100", {"max_age": -1}),
+  ("positive", {"lora_alpha": 0.0}), ("0 to 100", {"max_age": -1}),
   *(
     ("different ones of q, k, v, o, gate", {"lora_layers": layers})
     for layers in ((), ("q", "q"), ("q_proj",))
   ),
-]
+]  # fmt: skip
 LENGTH = "another kind ... length"
 BAD = [(k, {k: x}, must) for must, fields in ALONE for k, x in fields.items()]
 BAD += [  # with other fields
@@ -173,11 +171,8 @@ BAD += [  # with other fields
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
   ("max_age", {**STOP, "max_age": 1}, "0 with sampling.rounds"),
   ("mean", {**STOP, "mean": "prompt"}, "another"),
-  (
-    "length_buffer",
-    {"length_buffer": 7, "length": "overlong"},
-    "1 to max_new_tokens = 6",
-  ),
+  ("length_buffer", {"length_buffer": 7, "length": "overlong"},
+    "1 to max_new_tokens = 6"),
   *(
     ("length_range", {"length": "replace", "length_range": ends}, "(-0.5, 1.0)")
     for ends in ((0.1, 1.0), (-1.0, 0.49))
@@ -194,11 +189,8 @@ BAD += [  # with other fields
       ("reset_every", {"reset_every": 9}, "at least eval.every = 10"),
     )
   ),
-  (
-    "advantage",
-    {**STOP, "advantage": "pass_at_k:5"},
-    "at most rounds[0] / 4 = 4",
-  ),
+  ("advantage", {**STOP, "advantage": "pass_at_k:5"},
+    "at most rounds[0] / 4 = 4"),
   ("advantage", {"advantage": "pass_at_k:4", "length": "cosine"}, LENGTH),
   ("lora_rank", {"lora_rank": 0, "lora_alpha": 8.0}, "at least 1"),
   *(
@@ -214,14 +206,13 @@ BAD += [  # with other fields
     for kind, ratios, must in (
       ("banded", (1.0,), "two numbers"),
       ("banded", (0.5, math.inf), "two numbers"),
-      ("banded", (-0.1, 5.0), "of 0 to 1"),
-      ("banded", (6.0, 7.0), "of 0 to 1"),
+      ("banded", (-0.1, 5.0), "of 0 to 1"), ("banded", (6.0, 7.0), "of 0 to 1"),
       ("banded", (0.5, 0.4), "at least 1"),
       ("sequence", (1.0, 1.0), "a larger one"),
       ("truncated", (0.5, 2.0), "(0, largest)"),
     )
   ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("field, changes, must", BAD, ids=str)
@@ -364,16 +355,11 @@ def test_a_phase_begins_after_the_one_before(since):
 
 
 @pytest.mark.parametrize("change, line", [
-  ({"loss.clip_lwo": 0.1}, "'loss.clip_low'"),
-  ({"xyzzy": 1}, "no such field"),
-  ({"run.seed": 1}, "cannot change"),
-  ({"run.steps": 9}, "cannot change"),
-  ({"run.phases": ()}, "cannot change"),
-  ({4: 1}, "no such field"),
-  ({"optim.lr": None}, "of type float"),
-  ({"sampling.n": "256"}, "of type int"),
-  ({"sampling.n": 256.5}, "of type int"),
-  ({"sampling.n": True}, "of type int"),
+  ({"loss.clip_lwo": 0.1}, "'loss.clip_low'"), ({"xyzzy": 1}, "no such field"),
+  ({"run.seed": 1}, "cannot change"), ({"run.steps": 9}, "cannot change"),
+  ({"run.phases": ()}, "cannot change"), ({4: 1}, "no such field"),
+  ({"optim.lr": None}, "of type float"), ({"sampling.n": "256"}, "of type int"),
+  ({"sampling.n": 256.5}, "of type int"), ({"sampling.n": True}, "of type int"),
   ({"optim.lr": "1"}, "of type float"),
   ({"reward.mask_truncated": 1}, "of type bool"),
   ({"optim.lr": -1.0}, "positive"),

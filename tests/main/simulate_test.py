@@ -116,8 +116,7 @@ def simulated():
   """Runs of simulate.json: three N of AdamW, two of gradient descent."""
   return [
     {
-      "optimizer": optimizer,
-      "n": n,
+      "optimizer": optimizer, "n": n,
       "correct_mass": [0.63, 0.6, 0.63 + change],
       "improved_fraction": [0.0, 0.2, improved],
       "worst_drop": [0.0, -4.5e-5, -1.2e-6],

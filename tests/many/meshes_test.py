@@ -14,8 +14,7 @@ from brorl_jax.many.meshes import Axes
 
 
 @pytest.mark.parametrize("sizes, shape", [
-  (dict(), (1, 8, 1, 1)),
-  (dict(data=2), (2, 4, 1, 1)),
+  (dict(), (1, 8, 1, 1)), (dict(data=2), (2, 4, 1, 1)),
   (dict(fsdp=4, tensor=2), (1, 4, 2, 1)),
   (dict(data=2, fsdp=-1, tensor=2, expert=2), (2, 1, 2, 2)),
   (dict(expert=8), (1, 1, 1, 8)),
@@ -143,8 +142,7 @@ def test_all_devices_come_by_slice_and_process(monkeypatch):
 
 
 @pytest.mark.parametrize("axes, rows, within", [
-  (Axes(), "fsdp", "tensor"),
-  (Axes(data=2), "data", "tensor"),
+  (Axes(), "fsdp", "tensor"), (Axes(data=2), "data", "tensor"),
   (Axes(fsdp=2, tensor=3), "fsdp", "tensor"),
   (Axes(2, 2, 1, 3), ("data", "fsdp"), "expert"),
   (Axes(1, 1, 2, 3), "fsdp", ("tensor", "expert")),

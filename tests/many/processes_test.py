@@ -109,8 +109,7 @@ def test_a_claim_that_fails_is_not_one_of_another(monkeypatch):
 
 @pytest.mark.parametrize("coordinator, index, line", [
   ("localhost", 0, "--coordinator=localhost is not HOST:PORT"),
-  ("a:b", 0, "is not HOST:PORT"),
-  (":1234", 0, "is not HOST:PORT"),
+  ("a:b", 0, "is not HOST:PORT"), (":1234", 0, "is not HOST:PORT"),
   ("a:70000", 0, "is not HOST:PORT"),
   ("a:1234", 2, "--process_id=2 is not one of 0 to 1, of --processes=2"),
   ("a:1234", -1, "--process_id=-1 is not one of"),

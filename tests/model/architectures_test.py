@@ -109,22 +109,18 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
     {"sliding": (False, True), "window": 9, "sliding_rope": None}),
   (
     but(
-      QWEN,
-      use_sliding_window=True,
-      sliding_window=9,
+      QWEN, use_sliding_window=True, sliding_window=9,
       layer_types=["sliding_attention", "full_attention"],
     ),
     {"sliding": (True, False), "window": 9},
   ),
   (but(QWEN, model_type="mistral", sliding_window=None),
     {"sliding": (), "window": 0, "qkv_bias": False}),
-  (
-    but(MOE, norm_topk_prob=False, mlp_only_layers=None),
+  (but(MOE, norm_topk_prob=False, mlp_only_layers=None),
     {
       "experts": 5, "experts_per_token": 2, "normalize_experts": False,
       "mlp": 12, "sliding": (),
-    },
-  ),
+    }),
   (but(MOE, use_sliding_window=True, sliding_window=9),
     {"sliding": (True, True), "window": 9}),
   (but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
@@ -296,15 +292,14 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
   for name in ("configuration_mine", "modeling_mine", "sitecustomize"):
     (tmp_path / f"{name}.py").write_text(code)
   config = QWEN | {
-    "model_type": model_type,
-    "architectures": ["MyModel"],
+    "model_type": model_type, "architectures": ["MyModel"],
     "trust_remote_code": True,
     "auto_map": {
       "AutoConfig": "configuration_mine.MyConfig",
       "AutoModel": "modeling_mine.MyModel",
       "AutoModelForCausalLM": "modeling_mine.MyModel",
     },
-  }
+  }  # fmt: skip
   if model_type == "qwen2":
     assert read(tmp_path, config) == SAME
   else:

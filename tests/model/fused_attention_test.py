@@ -126,12 +126,10 @@ def test_inside_a_map_over_prompts_heads_are_cut(kernels):
   mesh = meshes.make_mesh(tensor=2)
   q, sides, real, masks = draw(P=8, H=4)
   split = jax.sharding.PartitionSpec("fsdp")
-  form = lambda q, sides, real, masks: jax.jit(
-    jax.shard_map(
-      fused, mesh=mesh, in_specs=split, out_specs=split,
-      axis_names={*meshes.ROWS}, check_vma=False,
-    )
-  )(q, sides, real)  # fmt: skip
+  form = lambda q, sides, real, masks: jax.jit(jax.shard_map(
+    fused, mesh=mesh, in_specs=split, out_specs=split,
+    axis_names={*meshes.ROWS}, check_vma=False,
+  ))(q, sides, real)  # fmt: skip
   compare(form, fused, (q, sides, real, masks), counted(real, q), 2e-5)
 
 
@@ -186,11 +184,10 @@ def test_a_policy_says_which_of_its_tokens_are_real(kernels, monkeypatch):
     score = lambda params: policy.response_logp(params, prompt, mask, response)
     total = lambda params: sum(x.sum() for x in score(params))
     return (
-      score(params),
-      policy.prefill(params, prompt, mask)[0],
+      score(params), policy.prefill(params, prompt, mask)[0],
       jnp.where(mask[..., None], policy.logits(params, prompt, mask), 0.0),
       (jax.grad(total)(params)),
-    )
+    )  # fmt: skip
 
   assert "_window" in str(jax.make_jaxpr(lambda: found(on(GPU, TINY)))())
   trees = found(on(GPU, TINY)), found(on(CPU, TINY))

@@ -76,9 +76,7 @@ def test_initial_parameters_of_every_option():
 
 def test_a_weight_that_comes_first_gives_the_same_product():
   rng = np.random.default_rng(0)
-  x, w = (
-    jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((7, 16), (3, 16))
-  )
+  x, w = (jnp.float32(rng.normal(size=s)) for s in ((7, 16), (3, 16)))
   got = layers.weight_first(x, w)
   assert got.shape == (7, 3)
   # Turning back changes no bit.
@@ -265,9 +263,7 @@ def test_shares_are_float32_and_the_result_is_that_of_the_weights(routed):
   got = routed(*args)
   assert got.dtype == jnp.bfloat16
   want = reference(*args, per_token=2, normalize=True)
-  np.testing.assert_allclose(
-    got.astype(np.float32), want, atol=0.02 * abs(want).max()
-  )
+  np.testing.assert_allclose(np.float32(got), want, atol=0.02 * abs(want).max())
 
 
 def gathered(text):

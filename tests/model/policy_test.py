@@ -29,8 +29,7 @@ POLICIES = {
     output_bias=True, mlp_bias=True, rope=Rope(50.0, "linear", 3.0)
   ),
   "mistral": changed(qkv_bias=False, window=4, sliding=(True, True)),
-  "gemma2": small_policies.GEMMA2,
-  "gemma3": small_policies.GEMMA3,
+  "gemma2": small_policies.GEMMA2, "gemma3": small_policies.GEMMA3,
   "experts": small_policies.EXPERTS,
   "experts, shares as they are, slide": dataclasses.replace(
     small_policies.EXPERTS, normalize_experts=False, experts_per_token=3,
@@ -302,9 +301,7 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))
   spread = dataclasses.replace(alone, mesh=meshes.make_mesh(**axes))
-  logp = lambda policy: jax.jit(
-    functools.partial(policy.response_logp, temperature=0.7)
-  )
+  logp = lambda x: jax.jit(functools.partial(x.response_logp, temperature=0.7))
   got = logp(spread)(params, *asked(P, R))
   want = logp(alone)(params, *asked(P, R))
   for a, b in zip(got, want, strict=True):

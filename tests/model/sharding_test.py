@@ -127,19 +127,16 @@ def test_axes_have_the_sizes_that_they_are_named_for(name):
   assert used == (size.keys() if c.experts else size.keys() - {"router"})
 
 
-@pytest.mark.parametrize(
-  "params, message",
-  [
-    ({"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
-      "blocks/qq/kernel (3, 8, 4, 2)"),
-    ({"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
-      "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')"),
-    ({"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
-      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1"),
-    ({"ln_final": {"scale": leaf(10)}},
-      "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("params, message", [
+  ({"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
+    "blocks/qq/kernel (3, 8, 4, 2)"),
+  ({"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
+    "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')"),
+  ({"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
+    "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1"),
+  ({"ln_final": {"scale": leaf(10)}},
+    "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2"),
+])  # fmt: skip
 def test_names_the_parameter_that_does_not_fit(mesh, params, message):
   with refuses(ValueError, message):
     sharding.param_shardings(params, mesh)
@@ -256,8 +253,7 @@ def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
 
 @pytest.mark.parametrize("prompts, rows, data, want", [
   (2, 16, 1, (1, 16, 2)),  # as they are
-  (2, 16, 8, (4, 4, 8)),
-  (3, 16, 8, (8, 2, 24)),
+  (2, 16, 8, (4, 4, 8)), (3, 16, 8, (8, 2, 24)),
   (2, 10, 8, (4, 3, 8)),  # 2 rows too many of each prompt
   (1, 2, 8, (2, 1, 8)),  # 6 blocks too many
 ])  # fmt: skip
@@ -269,12 +265,10 @@ def test_rows_of_few_prompts_are_cut_into_blocks(prompts, rows, data, want):
 
 def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
   make = lambda: sharding.heads_apart([jnp.zeros((3, 2, 4, 5))] * 2, axis=2)
-  apart = jax.jit(
-    jax.shard_map(
-      make, mesh=mesh, in_specs=(), out_specs=P("fsdp"),
-      axis_names={*meshes.ROWS},
-    )
-  )()  # fmt: skip
+  apart = jax.jit(jax.shard_map(
+    make, mesh=mesh, in_specs=(), out_specs=P("fsdp"),
+    axis_names={*meshes.ROWS},
+  ))()  # fmt: skip
   for x in apart:
     assert x.shape == (12, 2, 4, 5)
     assert x.sharding.shard_shape(x.shape) == (3, 2, 2, 5)

@@ -24,16 +24,12 @@ def asked(text):
 
 
 ODD = [
-  "",
-  " ",
-  "x",
-  "Calculate the following sum: 12 + 345 = ?",
+  "", " ", "x", "Calculate the following sum: 12 + 345 = ?",
   "It's 3.5% -- isn't it?\r\n\r\n  indented\ttab \n",
   "Zürich, naïve, Ωμέγα, 数学, emoji 🧮 and a zero-width\u200bspace",
-  "12345678901234567890",
-  "'s 'll <|im_start|",
+  "12345678901234567890", "'s 'll <|im_start|",
   "\ufb01ne, 10\u00b2",  # would become "fine, 102" were it simplified
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +119,7 @@ def write(path, text):
 
 
 @pytest.mark.parametrize("generation, want", [
-  ({"eos_token_id": 7}, (7,)),
-  ({"eos_token_id": [5, 7]}, (5, 7)),
+  ({"eos_token_id": 7}, (7,)), ({"eos_token_id": [5, 7]}, (5, 7)),
   ({"temperature": 0.6}, (2,)),  # as the tokenizer says
   (None, (2,)),
 ])  # fmt: skip

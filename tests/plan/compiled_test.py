@@ -66,8 +66,7 @@ at_night = functools.partial(pytest.param, marks=[CUDA, pytest.mark.slow])
 @pytest.mark.parametrize("topology, words, copies, most", [
   # Hosts that sample by themselves copy the parameters first.
   pytest.param("h100:1x8", (*FAST, *ONE), 0, 25, marks=[CUDA, pytest.mark.ci]),
-  at_night("h100:1x8", FAST, 0, 25),
-  at_night("h100:8x8", LARGE, 1, 45),
+  at_night("h100:1x8", FAST, 0, 25), at_night("h100:8x8", LARGE, 1, 45),
   at_night("h100:8x8", MOE, 1, 36),
   pytest.param("v5p:2x2x2", FAST, 1, 25, marks=[TPU, pytest.mark.slow]),
 ])  # fmt: skip

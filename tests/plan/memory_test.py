@@ -31,12 +31,10 @@ def test_every_part_by_hand():
   assert (one.columns, one.pages) == (64, 2)
   stages = one.stages(lanes=2, slots=3)
   always = {
-    "training state": 1000,
-    "weights": 4 * NUMBERS,
+    "training state": 1000, "weights": 4 * NUMBERS,
     # 12 numbers for a token: 3 layers, keys and values, 1 head of 2.
-    "prompts": 5 * 7 * (12 * 4 + 1),
-    "records": 8 * 5 * 6 * 70 + 12 * 6 * 6,
-  }
+    "prompts": 5 * 7 * (12 * 4 + 1), "records": 8 * 5 * 6 * 70 + 12 * 6 * 6,
+  }  # fmt: skip
   page = 2 * 3 * 64 * 12 * 4
   decoding = stages["decoding"]
   assert decoding.pop("work") > 0
@@ -66,8 +64,7 @@ def test_all_lanes_hold_their_prompt_once():
 
 
 @pytest.mark.parametrize("changes, on_cpu, token", [
-  ({}, False, 12 * 4),
-  ({"dtype": "bfloat16"}, False, 12 * 2),
+  ({}, False, 12 * 4), ({"dtype": "bfloat16"}, False, 12 * 2),
   ({"dtype": "bfloat16"}, True, 12 * 4),  # see Policy.page
   ({"int8_cache": True}, True, 12 + 6 * 4),
   ({"int8_cache": True, "dtype": "bfloat16"}, False, 12 + 6 * 4),
@@ -220,16 +217,13 @@ def test_a_given_number_stays():
   assert got.lanes == 6 and got.slots < 24
 
 
-@pytest.mark.parametrize(
-  "tight, given, nearest",
-  [
-    ({"slots": 10, "lanes": 1}, {"slots": 20}, {"slots": 10}),
-    ({"slots": 1, "lanes": 5}, {"lanes": 6}, {"lanes": 5}),
-    ({"slots": 10, "lanes": 3}, {"slots": 20, "lanes": 3}, {"slots": 10}),
-    ({"max_new_tokens": 1000, "slots": 1, "lanes": 1}, {"max_new_tokens": 2000},
-      {"max_new_tokens": 1000}),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("tight, given, nearest", [
+  ({"slots": 10, "lanes": 1}, {"slots": 20}, {"slots": 10}),
+  ({"slots": 1, "lanes": 5}, {"lanes": 6}, {"lanes": 5}),
+  ({"slots": 10, "lanes": 3}, {"slots": 20, "lanes": 3}, {"slots": 10}),
+  ({"max_new_tokens": 1000, "slots": 1, "lanes": 1}, {"max_new_tokens": 2000},
+    {"max_new_tokens": 1000}),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_the_nearest(tight, given, nearest):
   tight = least(needed(**tight))
   with pytest.raises(memory.TooLarge) as e:
@@ -333,23 +327,19 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "policy, sizes, top_p",
-  tiers.some(
-    [
-      pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
-      pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
-      slow(dataclasses.replace(HALF, int8_cache=True), (64, 8, 96, 192, 64, 4),
-        1.0, id="int8"),
-      slow(SMALL, (16, 3, 1100, 20, 16, 3), 1.0, id="long prompts"),
-      pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
-      pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
-      slow(dataclasses.replace(SMALL, vocab=2**15), (16, 8, 40, 6, 16, 8), 0.95,
-        id="an evaluation with a large vocabulary"),
-      pytest.param(dataclasses.replace(SMALL, experts=4, experts_per_token=2,
-        mlp=128), (16, 8, 64, 32, 16, 8), 1.0, id="experts"),
-    ],
-    2,
-    2,
-  ),
+  tiers.some([
+    pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
+    pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
+    slow(dataclasses.replace(HALF, int8_cache=True), (64, 8, 96, 192, 64, 4),
+      1.0, id="int8"),
+    slow(SMALL, (16, 3, 1100, 20, 16, 3), 1.0, id="long prompts"),
+    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
+    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
+    slow(dataclasses.replace(SMALL, vocab=2**15), (16, 8, 40, 6, 16, 8), 0.95,
+      id="an evaluation with a large vocabulary"),
+    pytest.param(dataclasses.replace(SMALL, experts=4, experts_per_token=2,
+      mlp=128), (16, 8, 64, 32, 16, 8), 1.0, id="experts"),
+  ], 2, 2),
 )  # fmt: skip
 def test_a_plan_is_never_below_seldom_above_xlas_needs(policy, sizes, top_p):
   n, P, S, T, slots, lanes = sizes

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 
 import hub_cache
 import jax
@@ -161,11 +162,10 @@ def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
   alone, mixed, made = (
     plans(**given, memory_bytes=GIB, mesh_fsdp=1).heldout.load.prompts
     for given in (
-      {**files, "eval_n": 512},
-      {**files, "eval_n": 512, "data.puzzles": True},
+      {**files, "eval_n": 512}, {**files, "eval_n": 512, "data.puzzles": True},
       {"in_flight": 512 * 512, "eval_n": 512},
     )
-  )
+  )  # fmt: skip
   # 60 held-out prompts of each task: two files, eight families.
   assert alone <= 120 and made > alone and mixed >= made
 
@@ -314,17 +314,15 @@ def others(path, count=30, wrong=None):
 def test_a_plan_reads_the_data_too(tmp_path, capsys):
   plan_of(config(**others(tmp_path / "mine.jsonl")))
   read, prompts, longest = capsys.readouterr().out.splitlines()[-3:]
-  train, held = map(
-    int, re.match(r"files: math (\d+); held out (\d+); ", read).groups()
-  )
+  counts = re.match(r"files: math (\d+); held out (\d+); ", read)
+  train, held = map(int, counts.groups())
   assert train > held > 0 and train + held == 30
   assert prompts.startswith("prompts: math 100%; none are generated")
   count = int(re.fullmatch(r"longest prompt (\d+) of 60 tokens", longest)[1])
   text = tokenizer.Tokenizer(huggingface.ASSETS)
   asked = config().data.domains["math"].instruction
-  assert count == len(
-    text.render([{"role": "user", "content": f"10 + 1 = ?\n{asked}"}])
-  )
+  message = {"role": "user", "content": f"10 + 1 = ?\n{asked}"}
+  assert count == len(text.render([message]))
 
 
 def test_a_plan_tells_of_a_bad_line_and_of_a_long_prompt(tmp_path):
@@ -341,9 +339,7 @@ def test_a_plan_tells_of_a_bad_line_and_of_a_long_prompt(tmp_path):
 def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
   source = tmp_path / "policy"
   source.mkdir()
-  (source / "config.json").write_bytes(
-    (huggingface.ASSETS / "config.json").read_bytes()
-  )
+  shutil.copy(huggingface.ASSETS / "config.json", source)
   fields = others(tmp_path / "mine.jsonl")
   plan_of(config(checkpoint=str(source), **fields))
   text = capsys.readouterr().out

@@ -186,11 +186,8 @@ def test_each_process_samples_its_share_without_the_others(processes, found):
 
 def of_compiler(outputs, aliased):
   """As XLA's, of a program that needs 40 bytes for itself."""
-  memory = SimpleNamespace(
-    temp_size_in_bytes=40,
-    output_size_in_bytes=outputs,
-    alias_size_in_bytes=aliased,
-  )
+  sizes = dict(output_size_in_bytes=outputs, alias_size_in_bytes=aliased)
+  memory = SimpleNamespace(temp_size_in_bytes=40, **sizes)
   return SimpleNamespace(memory_analysis=lambda: memory)
 
 
@@ -281,13 +278,10 @@ def test_tables_and_a_line_of_json(show):
   assert lines[0].endswith("2 layers, decode with 2 and 3, no evaluation")
 
 
-@pytest.mark.parametrize(
-  ("name", "lower"),
-  [
-    ("score", "optim.rows = 4"), ("gradient", "optim.rows = 4"),
-    ("decode", "sampling.slots = 3"), ("apply", "theory.prompts = 16"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "lower"), [
+  ("score", "optim.rows = 4"), ("gradient", "optim.rows = 4"),
+  ("decode", "sampling.slots = 3"), ("apply", "theory.prompts = 16"),
+])  # fmt: skip
 def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
   show, capsys, name, lower
 ):

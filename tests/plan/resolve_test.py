@@ -102,8 +102,7 @@ def test_an_advantage_gets_the_numbers_of_its_kind():
 
 
 @pytest.mark.parametrize("changes, correction", [
-  ({"correction": "none"}, None),
-  ({}, Correction("truncated", 0.0, 2.0)),
+  ({"correction": "none"}, None), ({}, Correction("truncated", 0.0, 2.0)),
   ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
   ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
   ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
@@ -230,10 +229,9 @@ def behaviour(phase):
   step, _ = phase.tx.update(params, phase.tx.init(params), params)
   return {
     "advantage": phase.advantage(reward, valid, length),
-    "keep": phase.keep(reward, valid),
-    "tx": step["w"],
+    "keep": phase.keep(reward, valid), "tx": step["w"],
     "lr": [phase.lr(i) for i in (0, 3, 99)],
-  }
+  }  # fmt: skip
 
 
 def test_every_part_of_a_phase_follows_from_its_own_config():
@@ -367,8 +365,7 @@ def test_rollouts_of_a_prompt_lie_on_all_rows_of_devices(
 
 @pytest.mark.parametrize("rows, processes", [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("fields, most", [
-  ({"n": 16, "samples": 64}, 4),
-  ({"n": 16, "samples": 32 * 16}, 32),
+  ({"n": 16, "samples": 64}, 4), ({"n": 16, "samples": 32 * 16}, 32),
   ({"n": 16, "samples": 2**14}, 256),  # 4,096 in flight
   ({"n": 64, "samples": 256, "rounds": (16, 64)}, 4 * 3),
   ({"n": 512, "samples": 1024, "rounds": (16, 64, 512)}, 2 * 28),
@@ -426,32 +423,28 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     evaluation(memory_bytes=1000)
 
 
-@pytest.mark.parametrize(
-  "devices, fields, line",
-  [
-    (1, {"max_new_tokens": 32729},
-     "config.data.prompt_tokens + sampling.max_new_tokens = 32769 ... at most "
-     "32768"),
-    (1, {"eval_max_new_tokens": 32729},
-     "config.data.prompt_tokens + eval.max_new_tokens = 32769"),
-    (1, {"memory_bytes": 10**6},
-     "config.devices.memory_bytes ... rollouts of 16 x 6 tokens ... "
-     "use larger devices"),
-    (1, {"memory_bytes": 10**8, "max_new_tokens": 9000, "slots": 4},
-     "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
-    (3, {}, "3 groups of devices ... sampling.in_flight = 64 ... "
-     "optim.blocks = 2 ... multiple of 3 ... 0 chooses"),
-    (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
-    (1, {"checkpoint": "/no/such"}, "'/no/such' ... give one"),
-    (1, {"chat_template": "/no/such"}, "/no/such"),
-    (1, {"phases": ({"from_step": 4, "sampling.max_new_tokens": 32729},)},
-     "phase from step 4 ... max_new_tokens = 32769 ... at most 32768"),
-    (1, {"phases": ({"from_step": 4, "loss.kind": "ppoo"},)},
-     "phase from step 4 ... config.loss.kind = 'ppoo' ... did you mean ppo"),
-    (1, {"advantage.kind": "rloo"}, "did you mean leave_one_out?"),
-  ],
-  ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("devices, fields, line", [
+  (1, {"max_new_tokens": 32729},
+   "config.data.prompt_tokens + sampling.max_new_tokens = 32769 ... at most "
+   "32768"),
+  (1, {"eval_max_new_tokens": 32729},
+   "config.data.prompt_tokens + eval.max_new_tokens = 32769"),
+  (1, {"memory_bytes": 10**6},
+   "config.devices.memory_bytes ... rollouts of 16 x 6 tokens ... "
+   "use larger devices"),
+  (1, {"memory_bytes": 10**8, "max_new_tokens": 9000, "slots": 4},
+   "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
+  (3, {}, "3 groups of devices ... sampling.in_flight = 64 ... "
+   "optim.blocks = 2 ... multiple of 3 ... 0 chooses"),
+  (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
+  (1, {"checkpoint": "/no/such"}, "'/no/such' ... give one"),
+  (1, {"chat_template": "/no/such"}, "/no/such"),
+  (1, {"phases": ({"from_step": 4, "sampling.max_new_tokens": 32729},)},
+   "phase from step 4 ... max_new_tokens = 32769 ... at most 32768"),
+  (1, {"phases": ({"from_step": 4, "loss.kind": "ppoo"},)},
+   "phase from step 4 ... config.loss.kind = 'ppoo' ... did you mean ppo"),
+  (1, {"advantage.kind": "rloo"}, "did you mean leave_one_out?"),
+], ids=str)  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(
   monkeypatch, devices, fields, line
 ):

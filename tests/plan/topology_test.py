@@ -64,8 +64,7 @@ def refusal(call, *args):
   ("h100:1x8", "h100", (1, 8), "gpu", 8),
   ("h200:8x8", "h200", (8, 8), "gpu", 64),
   ("v5p:2x2x3", "v5p", (2, 2, 3), "tpu", 12),
-  ("cpu:65", "cpu", (65,), "cpu", 65),
-  ("here", "here", (), "here", 1),
+  ("cpu:65", "cpu", (65,), "cpu", 65), ("here", "here", (), "here", 1),
 ])  # fmt: skip
 def test_names(text, kind, shape, platform, devices):
   name = topology.parse(text)
@@ -131,10 +130,9 @@ def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):
   assert told == {}
   topology.prepare(Name("cpu", (5,)))
   assert told == {
-    "jax_enable_compilation_cache": False,
-    "jax_platforms": "cpu",
+    "jax_enable_compilation_cache": False, "jax_platforms": "cpu",
     "jax_num_cpu_devices": 5,
-  }
+  }  # fmt: skip
   assert environment == {"XLA_FLAGS": "--some"}
 
 
@@ -196,9 +194,7 @@ def test_a_mesh_of_a_tpu_has_its_hosts_one_after_the_other(monkeypatch):
   )  # fmt: skip
   asked = []
   mesh = meshes.make_mesh()
-  monkeypatch.setattr(
-    meshes, "over", lambda *given: (asked.append(given), mesh)[1]
-  )
+  monkeypatch.setattr(meshes, "over", lambda *x: (asked.append(x), mesh)[1])
   where.mesh(Axes(fsdp=8))
   ((groups, axes),) = asked
   assert axes == Axes(fsdp=8)

@@ -136,15 +136,14 @@ def test_throughput_by_hand():
   """Steps 2 and 3: 16 samples each, 900 s of rollouts of 3,960 s; a step keeps
   a fourth or a half."""
   assert numbers(run("a"))["runs"][0]["throughput"] == {
-    "steps": 2,
-    "pass_rate": pytest.approx((0.25 + 0.5) / 2),
+    "steps": 2, "pass_rate": pytest.approx((0.25 + 0.5) / 2),
     "generated_per_generation_s": pytest.approx(32 / 1800),
     "generated_per_s": pytest.approx(32 / 7920),
     "tokens_per_generation_s": pytest.approx(320 / 1800),
     "kept_per_s": pytest.approx(12 / 7920),
     "generation_share": pytest.approx(1800 / 7920),
     "reward_std_within_group": pytest.approx(0.3125),
-  }
+  }  # fmt: skip
 
 
 def test_throughput_weighs_steps_by_their_samples():
@@ -343,13 +342,12 @@ def test_events_say_all_in_one_line():
   long = event(9, "warning", why="x " * 400)
   rows = numbers(run("a", events=[*EVENTS, long]))["runs"][0]["events"]
   assert [(r["step"], r["event"], r["what"]) for r in rows[:-1]] == [
-    (0, "start", ""),
-    (1, "warning", "disk 1 is slow"),
+    (0, "start", ""), (1, "warning", "disk 1 is slow"),
     (1, "phase", "sampling.n = 16; optim.lr = 0.1"),
     (2, "config", "n = [1, 2]"),
     (3, "a new kind", "late; count: 3; of: 64; task: gcd"),
     (9, "end", "no space; status: 2"),
-  ]
+  ]  # fmt: skip
   assert rows[1]["time"] == "2026-11-25T08:58:01.927Z"
   assert len(rows[-1]["what"]) == 303 and rows[-1]["what"].endswith("...")
 

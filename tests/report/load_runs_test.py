@@ -115,20 +115,17 @@ def test_an_evaluation_without_records_is_refused(tmp_path):
   assert mentions(refusal(path), f"{path}/eval/records.jsonl ... []")
 
 
-@pytest.mark.parametrize(
-  "change, said",
-  [
-    (lambda lines: [*lines, lines[-1]], "sample 1 of 'aime/7'"),
-    (
-      lambda lines: [
-        x | ({"id": x["id"] + "0"} if x["step"] == 3 else {}) for x in lines
-      ],
-      "held-out prompts ... steps 3 and 0",
-    ),
-    (lambda lines: [x for x in lines if x["step"] != 3 or x["sample"] == 0],
-      "samples ... steps 3 and 0"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("change, said", [
+  (lambda lines: [*lines, lines[-1]], "sample 1 of 'aime/7'"),
+  (
+    lambda lines: [
+      x | ({"id": x["id"] + "0"} if x["step"] == 3 else {}) for x in lines
+    ],
+    "held-out prompts ... steps 3 and 0",
+  ),
+  (lambda lines: [x for x in lines if x["step"] != 3 or x["sample"] == 0],
+    "samples ... steps 3 and 0"),
+])  # fmt: skip
 def test_records_that_do_not_fit_together(tmp_path, change, said):
   path = made.run(tmp_path / "a")
   file = path / "eval" / "records.jsonl"

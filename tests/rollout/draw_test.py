@@ -54,21 +54,18 @@ def test_tokens_come_from_the_softmax_and_carry_its_log_probability(sampling):
 
 @pytest.mark.parametrize(
   "sampling, kept",
-  tiers.some(
-    [
-      # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
-      ({"top_k": 2}, 2), ({"top_k": 9}, 5), ({"top_p": 0.45}, 1),
-      ({"top_p": 0.80}, 3), ({"min_p": 0.4}, 2), ({"min_p": 1.0}, 1),
-      # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one.
-      ({"top_k": 2, "top_p": 0.6}, 1), ({"top_p": 0.6}, 2),
-      # Cold, the second token has (1/2)^4 of the first.
-      ({"temperature": 0.25, "min_p": 0.1}, 1),
-      ({"temperature": 0.25, "top_p": 0.9}, 1),
-      ({"temperature": 4.0, "min_p": 0.6}, 4),
-      ({"temperature": 0.0}, 1),
-    ],
-    4,
-  ),
+  tiers.some([
+    # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
+    ({"top_k": 2}, 2), ({"top_k": 9}, 5), ({"top_p": 0.45}, 1),
+    ({"top_p": 0.80}, 3), ({"min_p": 0.4}, 2), ({"min_p": 1.0}, 1),
+    # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one.
+    ({"top_k": 2, "top_p": 0.6}, 1), ({"top_p": 0.6}, 2),
+    # Cold, the second token has (1/2)^4 of the first.
+    ({"temperature": 0.25, "min_p": 0.1}, 1),
+    ({"temperature": 0.25, "top_p": 0.9}, 1),
+    ({"temperature": 4.0, "min_p": 0.6}, 4),
+    ({"temperature": 0.0}, 1),
+  ], 4),
   ids=str,
 )  # fmt: skip
 def test_truncation_by_hand(sampling, kept):

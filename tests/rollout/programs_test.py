@@ -400,10 +400,9 @@ def test_prompts_are_streamed_over_a_pool(changes):
 
 SLIDING = dict(window=5, sliding=(True, False))
 POLICIES = {
-  "plain": {},
-  "sliding": SLIDING,
+  "plain": {}, "sliding": SLIDING,
   "sliding int8": {**SLIDING, "int8_cache": True},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,13 @@ from brorl_jax.rollout import slots as states
 from brorl_jax.rollout.slots import DecodeProgress
 
 INVARIANT = {
-  "n 8, slots 3": {"n": 8, "slots": 3},
-  "limit 5": {"max_new_tokens": 5},
-  "8 devices": {"mesh": 8},
-  "2 lanes, slots 1": {"lanes": 2, "slots": 1},
+  "n 8, slots 3": {"n": 8, "slots": 3}, "limit 5": {"max_new_tokens": 5},
+  "8 devices": {"mesh": 8}, "2 lanes, slots 1": {"lanes": 2, "slots": 1},
   "pages of 5, slots 7": {"columns": 5, "slots": 7},
   "pages of 2, slots 40": {"columns": 2, "slots": 40},
   "pages of 3, 1 lane, 2 devices": {"columns": 3, "lanes": 1, "mesh": 2},
   "1 device": {"mesh": 1},
-}
+}  # fmt: skip
 
 
 @functools.cache
@@ -241,11 +239,9 @@ def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
   for where in (sampler, states):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run_policy(
-    n=24,
-    slots=slots,
-    lanes=lanes,
+    n=24, slots=slots, lanes=lanes,
     **{"temperature": 1.0, "top_p": 1.0} | REFERENCE[name],
-  )
+  )  # fmt: skip
   tokens, logp, mask = simple(name)
   assert len(np.unique(mask.sum(axis=2))) > 3
   differ = (tokens != np.asarray(out.tokens)).any(axis=2)
@@ -270,10 +266,8 @@ def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
   ({"stop_ids": (0, 99)}, "token 99 ... stop_ids ... 0 to 5"),
   ({"temperature": -0.1}, "temperature = -0.1"),
   ({"temperature": float("nan")}, "temperature = nan"),
-  ({"top_k": -1}, "top_k = -1"),
-  ({"top_p": 0.0}, "top_p = 0.0"),
-  ({"top_p": 1.01}, "top_p = 1.01"),
-  ({"min_p": 1.5}, "min_p = 1.5"),
+  ({"top_k": -1}, "top_k = -1"), ({"top_p": 0.0}, "top_p = 0.0"),
+  ({"top_p": 1.01}, "top_p = 1.01"), ({"min_p": 1.5}, "min_p = 1.5"),
 ], ids=str)  # fmt: skip
 def test_refuses_by_name_and_value(change, message):
   with refuses(ValueError, message):

@@ -135,8 +135,7 @@ def test_longer_rows_are_first_then_earlier_ones():
   # One that may want another block: two free, one begins.
   ([1, 0, 0], 2, [2, 1, 1], 4, [1, 0]),
   # The first to begin leaves 3 blocks for 2 rows that may want them.
-  ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]),
-  ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
+  ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]), ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
   # A row that has all it can have wants no more.
   ([4, 0, 0], 1, [8, 1, 1], 4, [1, 0]),
   # What a longer row takes now is not free, and it may want one more.
@@ -232,8 +231,7 @@ def test_rows_of_random_length_never_share_or_lose_a_block(seed):
 
 @pytest.mark.parametrize("limit, columns, pages", [
   (6, 6, 1),  # shorter than a page
-  (65, 64, 2),
-  (512, 64, 8),
+  (65, 64, 2), (512, 64, 8),
   (513, 128, 5),  # never more than 8 pages
   (8192, 1024, 8),
 ])  # fmt: skip
@@ -327,10 +325,9 @@ def test_slots_in_narrow_lanes_and_back(seed):
     )
     assert held(state) == want
     now = np.ravel(state.rollout)
-    np.testing.assert_array_equal(
-      now,
-      np.where(row < len(rows), rows[np.minimum(row, len(rows) - 1)], P * N),
-    )
+    stays = rows[np.minimum(row, len(rows) - 1)]
+    moved = np.where(row < len(rows), stays, P * N)
+    np.testing.assert_array_equal(now, moved)
     for a, own in enumerate(np.asarray(state.rollout)):
       prompts = {int(r) // N for r in own if r < P * N}
       assert prompts <= {*np.asarray(state.window[a]).tolist()}

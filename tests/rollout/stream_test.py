@@ -29,9 +29,7 @@ from brorl_jax.rollout import dynamic_sampling, programs, sampler, stream
 from brorl_jax.types import Prompts
 
 
-def streamed(
-  feed, *, places, params=RECALL, watch=lambda told: None, **changes
-):
+def streamed(feed, *, places, params=RECALL, watch=lambda _: None, **changes):
   how = spec(**changes)
   return by_prompt(
     stream.stream(how, params, feed, KEY, places=places, watch=watch)
@@ -55,11 +53,7 @@ def same(got, want):
   (11, 8, {"lanes": 3, "slots": 5}),  # places whose prompts wait for a lane
   pytest.param(5, 1, {"slots": 5}, marks=pytest.mark.slow),
   pytest.param(3, 8, {}, marks=pytest.mark.slow),  # places without a prompt
-  (
-    9,
-    4,
-    {"lanes": 2, "slots": 5, "max_new_tokens": 150},
-  ),  # pages, compacted
+  (9, 4, {"lanes": 2, "slots": 5, "max_new_tokens": 150}),  # pages, compacted
   (11, 8, {"lanes": 3, "slots": 5, "groups": 2}),
   (9, 4, {"lanes": 1, "slots": 5, "max_new_tokens": 150, "groups": 3}),
   (3, 1, {"groups": 2}),  # a place has one group
@@ -68,10 +62,8 @@ def same(got, want):
 def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
   prompts = numbered(count)
   of_all = {k: v for k, v in changes.items() if k == "max_new_tokens"}
-  same(
-    streamed(Feed(prompts), places=places, **changes),
-    together(prompts, **of_all),
-  )
+  got = streamed(Feed(prompts), places=places, **changes)
+  same(got, together(prompts, **of_all))
 
 
 @pytest.mark.ci
@@ -196,12 +188,9 @@ def test_kept_groups_are_the_same_on_many_devices():
         stream.stream, spec(n=plan.chunk, mesh=mesh), RECALL, key=KEY,
         places=places,
       ),
-      score,
-      informative,
+      score, informative,
       lambda some: jax.tree.map(lambda x: x[list(some)], every),
-      range(64),
-      target=6,
-      plan=plan,
+      range(64), target=6, plan=plan,
     )  # fmt: skip
     assert sampled.kept.sum() == 6 and 6 < len(sampled.kept) < 64
     assert len({*sampled.groups.rollouts.drawn.sum(axis=1).tolist()}) > 1
@@ -244,14 +233,12 @@ def joined(make, prompts, n, chunk, places=4):
         lambda x, i=i: x[i : i + 1], rollouts
       )
   assert len(found) == len(prompts.index) * n // chunk
-  return lambda name: np.stack(
-    [
-      np.concatenate(
-        [getattr(found[p, f], name)[0] for f in range(0, n, chunk)]
-      )
-      for p in range(len(prompts.index))
-    ]
-  )
+  return lambda name: np.stack([
+    np.concatenate(
+      [getattr(found[p, f], name)[0] for f in range(0, n, chunk)]
+    )
+    for p in range(len(prompts.index))
+  ])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -266,10 +253,8 @@ def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
       spec(n=chunk, slots=min(chunk, 5), mesh=mesh and devices(mesh)),
       RECALL,
     ),
-    prompts,
-    n,
-    chunk,
-  )
+    prompts, n, chunk,
+  )  # fmt: skip
   want = together(prompts, n=n)
   for name in ("tokens", "logp", "mask", "truncated"):
     np.testing.assert_array_equal(of(name), getattr(want, name), err_msg=name)

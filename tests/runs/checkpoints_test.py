@@ -238,11 +238,10 @@ def empty_step(folder):
 
 
 BROKEN = {
-  "emptied": empty_step,
-  "readable state of another step": swap_state,
+  "emptied": empty_step, "readable state of another step": swap_state,
   "another run state": edit_record(lambda x: x["ledger"].update(tokens=7)),
   "another digest": edit_record(lambda x: x["digest"].update(step="00")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", tiers.some(BROKEN.values(), 1), ids=BROKEN)

@@ -73,9 +73,7 @@ def test_lines_are_moved_first_and_the_config_last(tmp_path, monkeypatch):
   for name in ("a", "checkpoints", "config.json", "metrics.jsonl"):
     (tmp_path / name).touch()
   moved = []
-  monkeypatch.setattr(
-    pathlib.Path, "rename", lambda path, to: moved.append(path.name)
-  )
+  monkeypatch.setattr(pathlib.Path, "rename", lambda p, _: moved.append(p.name))
   folder.set_aside(tmp_path)
   assert moved == ["metrics.jsonl", "a", "checkpoints", "config.json"]
 

@@ -147,24 +147,17 @@ def test_numbers_of_a_step_by_hand():
   got = metrics.group_metrics(rollouts, answered, kept, rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
   wanted = {
-    "reward/mean": 2 / 6,
-    "reward/std_within_group": (2 / 9) ** 0.5 / 2,
-    "reward/variance_within_group": (2 / 9) / 2,
-    "sampling/pass_rate": 0.5,
-    "sampling/degenerate_fraction": 0.5,
-    "sampling/rollouts_per_prompt": 3.0,
+    "reward/mean": 2 / 6, "reward/std_within_group": (2 / 9) ** 0.5 / 2,
+    "reward/variance_within_group": (2 / 9) / 2, "sampling/pass_rate": 0.5,
+    "sampling/degenerate_fraction": 0.5, "sampling/rollouts_per_prompt": 3.0,
     "sampling/won": 0.5,  # 2 of 3
-    "sampling/alive": 0.0,
-    "sampling/missed": 0.5,
-    "rollout/tokens_per_s": 18.0,
-    "rollout/samples_per_s": 12.0,
-    "rollout/slot_occupancy": 0.75,
-    "rollout/length_mean": 1.5,
-    "rollout/truncated_fraction": 1 / 6,
+    "sampling/alive": 0.0, "sampling/missed": 0.5, "rollout/tokens_per_s": 18.0,
+    "rollout/samples_per_s": 12.0, "rollout/slot_occupancy": 0.75,
+    "rollout/length_mean": 1.5, "rollout/truncated_fraction": 1 / 6,
     "rollout/entropy": -math.log(0.5**5 * 0.2 * 0.125**3) / 9,
     "reward/distinct_answers": 1.5,
     "theory/correct_mass": 0.125,  # 1/4 once, and nothing of the second
-  }
+  }  # fmt: skip
   assert got == pytest.approx(wanted, rel=1e-6)
   assert all(type(value) is float for value in got.values())
 
@@ -343,9 +336,7 @@ def compile_something(size):
 
 
 def test_a_compilation_begins_where_its_lowering_ends(monkeypatch):
-  at = lambda seconds: monkeypatch.setattr(
-    metrics.time, "process_time", lambda: seconds
-  )
+  at = lambda s: monkeypatch.setattr(metrics.time, "process_time", lambda: s)
   compiler = types.SimpleNamespace(wall=0.0, process=0.0, lowered=0.0)
   monkeypatch.setattr(metrics, "_compiler", compiler)
   at(3.0)  # 2 s of the processor for the lowering, then 5 s for the compilation

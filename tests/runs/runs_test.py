@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiers
+from loop_test import State, bandit
 from messages import mentions
-from train_test import State, bandit
 
 from brorl_jax import errors
 from brorl_jax.errors import UserError

@@ -81,10 +81,9 @@ def test_wandb_has_what_metrics_jsonl_has(tmp_path, capsys):
   assert "<pre>3 &lt; 4</pre>" in page.read_text()
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert steps == {
-    0: {"eval/pass_at_1": 0.125},
-    1: {"reward/mean": lines[0]["reward/mean"]},
+    0: {"eval/pass_at_1": 0.125}, 1: {"reward/mean": lines[0]["reward/mean"]},
     2: {"reward/mean": lines[1]["reward/mean"], "eval/pass_at_1": 0.375},
-  }
+  }  # fmt: skip
   config = {key(x): json.loads(x.value_json) for x in run.config.update}
   assert {k: config[k] for k in CONFIG} == CONFIG
   assert run.project == "brorl" and run.display_name == tmp_path.name

@@ -75,8 +75,7 @@ REPEATS = {"repeat_penalty": (0.25, 1)}
 
 
 @pytest.mark.parametrize("changes, active, added", [
-  ({}, True, [0.0, 0.0, 0.0, 0.0]),
-  (COSINE, True, [-0.5, 0.0, -1.0, 0.0]),
+  ({}, True, [0.0, 0.0, 0.0, 0.0]), (COSINE, True, [-0.5, 0.0, -1.0, 0.0]),
   (COSINE, False, [0.0, 0.0, 0.0, 0.0]),
   (COSINE | {"length_range": (0.0, 1.0)}, True, [0.5, 0.0, 0.0, 0.0]),
   (OVERLONG, False, [0.0, 0.0, -0.5, -0.5]),

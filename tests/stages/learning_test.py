@@ -290,17 +290,14 @@ def silent(logp, logp_old, advantage, mask):
 
 @pytest.mark.parametrize(
   "changes, how",
-  tiers.some(
-    [
-      ({}, dict(unit="token", mean="token", constant=6)),
-      ({"mean": "prompt"}, dict(unit="token", mean="prompt", constant=6)),
-      ({"mean": "constant"}, dict(unit="token", mean="constant", constant=6)),
-      ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
-    ],
-    1,
-  ),
+  tiers.some([
+    ({}, dict(unit="token", mean="token", constant=6)),
+    ({"mean": "prompt"}, dict(unit="token", mean="prompt", constant=6)),
+    ({"mean": "constant"}, dict(unit="token", mean="constant", constant=6)),
+    ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
+  ], 1),
   ids=str,
-)
+)  # fmt: skip
 def test_the_mean_of_a_config_scales_a_batch(wired, monkeypatch, changes, how):
   stages, state, kept = wired[-3:]
   seen, packed = [], []

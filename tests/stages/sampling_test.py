@@ -51,11 +51,9 @@ def sample(this, **changed):
 
 
 def test_the_sampler_gets_what_was_planned(called, monkeypatch):
-  this = resolved(
-    config(
-      int8_cache=True, lanes=3, slots=40, max_new_tokens=17, temperature=0.9
-    )
-  )
+  this = resolved(config(
+    int8_cache=True, lanes=3, slots=40, max_new_tokens=17, temperature=0.9
+  ))  # fmt: skip
   # On CPUs there are none.
   blocks = property(lambda plan: plan.slots + 1)
   monkeypatch.setattr(RolloutPlan, "blocks", blocks)

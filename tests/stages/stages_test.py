@@ -80,12 +80,10 @@ def test_no_heldout_question_is_drawn():
 
 
 def test_families_are_drawn_by_weight():
-  c = config(
-    **{
-      f"data.families.{name}.weight": 3.0 if name == "gcd" else 0.0
-      for name in config().data.families
-    }
-  )
+  c = config(**{
+    f"data.families.{name}.weight": 3.0 if name == "gcd" else 0.0
+    for name in config().data.families
+  })  # fmt: skip
   some = configured.examples(c, text())
   families = {some.example(1, i).task for i in range(50)}
   assert families == {"gcd"}
@@ -164,11 +162,8 @@ def test_a_step_goes_on_where_the_one_before_ended(tmp_path):
 def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
   math = dataclasses.replace(DOMAINS["math"], check_reference=dict)
   only = {"domains": {"math": math}}
-  monkeypatch.setattr(
-    dataset,
-    "read",
-    lambda *args, real=dataset.read, **given: real(*args, **given | only),
-  )
+  read = lambda *args, real=dataset.read, **how: real(*args, **how | only)
+  monkeypatch.setattr(dataset, "read", read)
   records = [
     {"id": f"m{i}", "domain": "math", "prompt": f"{i} + 1?", "answer": str(i)}
     for i in range(40)
@@ -287,10 +282,9 @@ def arithmetic(count=30):
 
 
 OTHERS = {
-  "data.heldout_one_in": 3,
-  "data.fields": "prompt:question,answer:solution.n",
+  "data.heldout_one_in": 3, "data.fields": "prompt:question,answer:solution.n",
   "data.domain": "math",
-}
+}  # fmt: skip
 
 
 def test_lines_of_any_form_are_trained_on(tmp_path):
@@ -353,12 +347,10 @@ def test_what_the_config_adds_to_every_prompt(tmp_path):
   box = "Think step by step and put the answer into \\boxed{}."
   question = f"{example.question}\n{box}"
   assert some.asked(example) == question
-  assert some._ids(example) == text().render(
-    [
-      {"role": "system", "content": "Be brief."},
-      {"role": "user", "content": question},
-    ]
-  )
+  assert some._ids(example) == text().render([
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": question},
+  ])  # fmt: skip
   assert example == plain.example(1, 0)
   assert some.fingerprint == plain.fingerprint
   every = [*plain._train["math"], *plain._heldout]

@@ -36,19 +36,16 @@ TURNS = example(("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 2?"))
 KIND = example(("system", "Be kind."), ("user", "1 + 1?"))
 
 
-@pytest.mark.parametrize(
-  "which, added, want",
-  [
-    (ALONE, {}, [("user", "1 + 1?")]),
-    (ALONE, {"instruction": "Box it."}, [("user", "1 + 1?\nBox it.")]),
-    (TURNS, {"system": "Be brief.", "instruction": "I"}, [("system",
-      "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user",
-      "2 + 2?\nI")]),
-    # The system message of an example stays.
-    (KIND, {"system": "Be brief."}, [("system", "Be kind."), ("user",
-      "1 + 1?")]),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("which, added, want", [
+  (ALONE, {}, [("user", "1 + 1?")]),
+  (ALONE, {"instruction": "Box it."}, [("user", "1 + 1?\nBox it.")]),
+  (TURNS, {"system": "Be brief.", "instruction": "I"}, [("system",
+    "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user",
+    "2 + 2?\nI")]),
+  # The system message of an example stays.
+  (KIND, {"system": "Be brief."}, [("system", "Be kind."), ("user",
+    "1 + 1?")]),
+])  # fmt: skip
 def test_what_is_added_and_where(which, added, want):
   before = [dict(message) for message in which.messages]
   assert [(m["role"], m["content"]) for m in posed(which, **added)] == want

@@ -295,17 +295,14 @@ def test_no_test_fails_for_what_another_left(jail, condition, status, score):
   assert outcome(program, squares(12), jail)[:2] == (status, score)
 
 
-@pytest.mark.parametrize(
-  "program",
-  [
-    # 150 MB each time, of 1 GiB, and names that hold each other.
-    "big = bytearray(150 << 20)\ndef f(): return big, f\nprint(n * n)",
-    "class A: pass\na = A()\na.a, a.b = a, bytearray(150 << 20)\nprint(n * n)",
-    # A last word is of the test that ends.
-    "class A:\n  def __del__(self): print(n * n)\na = A()",
-    "class A:\n  def __del__(self, n=n): print(n * n)\na = A()\na.a = a",
-  ],
-)
+@pytest.mark.parametrize("program", [
+  # 150 MB each time, of 1 GiB, and names that hold each other.
+  "big = bytearray(150 << 20)\ndef f(): return big, f\nprint(n * n)",
+  "class A: pass\na = A()\na.a, a.b = a, bytearray(150 << 20)\nprint(n * n)",
+  # A last word is of the test that ends.
+  "class A:\n  def __del__(self): print(n * n)\na = A()",
+  "class A:\n  def __del__(self, n=n): print(n * n)\na = A()\na.a = a",
+])  # fmt: skip
 def test_no_test_pays_for_what_another_had(jail, program):
   program = f"n = int(input())\n{program}"
   assert outcome(program, squares(12), jail) == ("pass", 1.0, "")
@@ -335,15 +332,12 @@ def test_no_test_is_guessed_twice(jail):
     assert outcome(program, tests, jail)[1] == score
 
 
-@pytest.mark.parametrize(
-  "program, limits, score, reason",
-  [
-    ("print('9' * 3000)", {"output_bytes": 1000}, 0.0, "too much output"),
-    ("n = int(input())\nprint(n * n)\nif n == 3: print(' ' * 3000)",
-      {"output_bytes": 1000}, 0.667, "too much output: 2 of 3 pass"),
-    ("print('9' * 9000)", {"result_bytes": 5000}, 0.0, "too much output"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("program, limits, score, reason", [
+  ("print('9' * 3000)", {"output_bytes": 1000}, 0.0, "too much output"),
+  ("n = int(input())\nprint(n * n)\nif n == 3: print(' ' * 3000)",
+    {"output_bytes": 1000}, 0.667, "too much output: 2 of 3 pass"),
+  ("print('9' * 9000)", {"result_bytes": 5000}, 0.0, "too much output"),
+])  # fmt: skip
 def test_outputs_are_limited(jail, program, limits, score, reason):
   assert outcome(program, SQUARE, jail, **limits) == ("fail", score, reason)
 
@@ -582,8 +576,7 @@ def test_results_that_are_no_values(payload):
 
 
 @pytest.mark.parametrize("tests, named", [
-  (None, "tests is a NoneType"),
-  ([], "tests is a list"),
+  (None, "tests is a NoneType"), ([], "tests is a list"),
   ({}, "tests.inputs is a NoneType; use a list"),
   ({"inputs": [], "outputs": []}, "tests has 0 inputs"),
   ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),

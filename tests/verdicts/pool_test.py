@@ -129,8 +129,7 @@ def test_a_process_that_ended_is_named_and_not_by_the_answer_s_own_reason():
 def test_a_random_mix_has_no_wrong_verdict(pool):
   rng = random.Random(0)
   kinds = {
-    "pass": [("echo", "a")],
-    "fail": [("echo", "b"), ("length", "abc")],
+    "pass": [("echo", "a")], "fail": [("echo", "b"), ("length", "abc")],
     "invalid": [("crash", 0), ("segfault",), ("leave",), ("recurse",),
       ("huge", 70_000), ("say", "0200000031320000"), ("unserialisable",),
       ("sleep",), ("spin",)],

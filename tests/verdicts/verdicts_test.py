@@ -33,10 +33,9 @@ RIGHT = {
 WRONG = {
   "math": (r"so \boxed{\sqrt{18}}", RIGHT["math"][1]),
   "code": ("```python\nprint(2)\n```", RIGHT["code"][1]),
-  "stem": (r"\boxed{A}", RIGHT["stem"][1]),
-  "gym": ("no", PUZZLE),
+  "stem": (r"\boxed{A}", RIGHT["stem"][1]), "gym": ("no", PUZZLE),
   "instructions": ("one, two", RIGHT["instructions"][1]),
-}
+}  # fmt: skip
 FIELDS = {name: fields for name, (_, fields) in RIGHT.items()}
 FIELDS["gym"] = {"entry": PUZZLE}
 HERE = pathlib.Path(__file__).parent
@@ -58,9 +57,7 @@ def test_each_is_known_by_its_own_name():
 def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
   if domain == "code" and jail.measure().name == "none":
     pytest.skip(jail.measure().reason)
-  right, wrong = pool.score(
-    [Job(domain, *RIGHT[domain]), Job(domain, *WRONG[domain])]
-  )
+  right, wrong = pool.score([Job(domain, *x[domain]) for x in (RIGHT, WRONG)])
   assert right.verdict.status == "pass", right
   assert wrong.verdict.status == "fail", wrong
   share = 0.5 if domain == "code" else wrong.verdict.score

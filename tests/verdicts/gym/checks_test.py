@@ -9,6 +9,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solved_by_hand import entry
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -72,14 +73,6 @@ def test_a_hundred_answers_pass_and_no_text_beside_them(name):
   assert len({e["answer"] for e in drawn}) > 1
 
 
-def entry(name, answer, **metadata):
-  return {
-    "question": metadata.pop("question", "?"),
-    "answer": answer,
-    "metadata": {"source_dataset": name, **metadata},
-  }
-
-
 def crosses(text):
   return text.replace("x", "\N{MULTIPLICATION SIGN}")
 
@@ -95,15 +88,9 @@ TWO = entry(
   "Move disk 1 from Peg 1 to Peg 2\n"
   "Move disk 2 from Peg 1 to Peg 3\n"
   "Move disk 1 from Peg 2 to Peg 3",
-  num_disks=2,
-  num_pegs=3,
-  start_peg=1,
-  target_peg=3,
-  solution_length=3,
-)
-BIG, SMALL, LAST = (
-  TWO["answer"].split("\n")[1::-1] + TWO["answer"].split("\n")[2:]
-)
+  num_disks=2, num_pegs=3, start_peg=1, target_peg=3, solution_length=3,
+)  # fmt: skip
+SMALL, BIG, LAST = TWO["answer"].split("\n")
 # Rows and columns end in their sums; 1 and 3 may stand either way round.
 SUMS = entry(
   "survo", "1 3 4\n3 1 4\n4 4 8", puzzle=[[0, 0, 4], [0, 0, 4], [4, 4, 8]],
@@ -137,21 +124,17 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
     (FOUR, ["8/(3-8/3)"], ["3*8*3/8", "4*6", "8*3+8-8", "24"]),
     (PLUS, ["10+5+4+5", "5+5+10+4"], ["10*5/5+4", "4*5*5/10", "(5-4)*10+5"]),
     (
-      TWO,
-      [TWO["answer"], TWO["answer"].replace("\n", "\n\n")],
+      TWO, [TWO["answer"], TWO["answer"].replace("\n", "\n\n")],
       [
-        BIG,
-        f"{SMALL}\n{BIG}",
+        BIG, f"{SMALL}\n{BIG}",
         f"{BIG}\n{SMALL}\n{LAST}",  # the lower disk first
         f"{SMALL}\nMove disk 2 from Peg 1 to Peg 2",  # onto the smaller
         "Move disk 1 from Peg 2 to Peg 3",  # from an empty peg
-        "Move disk 1 from Peg 1 to Peg 9",
-        f"{TWO['answer']}\n{LAST}",
+        "Move disk 1 from Peg 1 to Peg 9", f"{TWO['answer']}\n{LAST}",
         f"Move disk 1 from Peg 1 to Peg 3\n{SMALL}\n{BIG}\n{LAST}",
         "Move disk 1 from Peg 1 to Peg 3\nMove disk 1 from Peg 3 to Peg 2\n"
         f"{BIG}\n{LAST}",  # legal, one move too many
-        f"{TWO['answer']}, done",
-        TWO["answer"].replace("\n", "; "),
+        f"{TWO['answer']}, done", TWO["answer"].replace("\n", "; "),
       ],
     ),
     (SUMS, ["1 3 4\n3 1 4\n4 4 8", "3 1 4\n1 3 4\n4 4 8"],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launchers import ran
 from messages import mentions, refuses
+from solved_by_hand import entry
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -45,14 +46,6 @@ NAMES = [family.name for family in EVERY]
 MANY = (
   "countdown graph_color jugs n_queens propositional_logic puzzle24".split()
 )
-
-
-def entry(name="gcd", answer="4", **metadata):
-  return {
-    "question": metadata.pop("question", "?"),
-    "answer": answer,
-    "metadata": {"source_dataset": name, **metadata},
-  }
 
 
 def held_out(family, question):
@@ -161,10 +154,7 @@ HANDS = "Ann is a knight, and Bob is a knave."
 @pytest.mark.parametrize("name, oracle, metadata, right, wrong", [
   (
     # The library gives nine letters 9 * (1 / 9) = 1.0000000000000002.
-    "spell_backward",
-    "ralucones",
-    {},
-    ["ralucones", "RALUCONES"],
+    "spell_backward", "ralucones", {}, ["ralucones", "RALUCONES"],
     ["ralucones0", "ralucones ralucones", "seno"],
   ),
   ("fraction_simplification", "$\\frac{3}{7}$", {"simplified_numerator": 3,
@@ -525,8 +515,7 @@ def test_a_family_of_one_question_has_no_other_side():
 
 
 @pytest.mark.parametrize("families, named", [
-  ([], "families is empty"),
-  ([Family("gdc")], "'gdc' ... unknown ... 'gcd'"),
+  ([], "families is empty"), ([Family("gdc")], "'gdc' ... unknown ... 'gcd'"),
   ([Family("gcd", {"max_vlue": 3})], "'gcd' ... max_vlue = 3 ... max_value"),
   ([Family("gcd", {"seed": 3})], "seed = 3 ... unknown ... min_numbers"),
   ([Family("gcd", {"size": 3})], "size = 3 ... unknown"),

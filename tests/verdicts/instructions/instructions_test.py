@@ -137,9 +137,8 @@ PIECES = [
   *"art Cat E x yes 1 22 Section SECTION Part Then then".split(),
   *"* ** *** ****** [ ] [] << >> < > { } \" ' , . ! ? - -- ``` ```json".split(),
   *["\n", "\n", "\n\n", " ", " ", " ", "\t", "P.S.", "P. S.", "P.P.S", "p.s"],
-  *["Section 1", "[a]", "*b*", "**c**", "* d", "- e", "{}", '{"a": 1}'],
-  "Bye.",
-]
+  *["Section 1", "[a]", "*b*", "**c**", "* d", "- e", "{}", '{"a": 1}'], "Bye.",
+]  # fmt: skip
 COMPARED = [
   ("keywords:existence", {"keywords": ["cat", "x"]}),
   ("keywords:frequency", {"keyword": "x", "frequency": 2, "relation": LESS}),
@@ -162,12 +161,10 @@ COMPARED = [
   ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
   ("detectable_format:multiple_sections", {"section_spliter": "Section",
     "num_sections": 1}),
-  ("detectable_format:json_format", {}),
-  ("detectable_format:title", {}),
+  ("detectable_format:json_format", {}), ("detectable_format:title", {}),
   ("combination:two_responses", {}),
   ("combination:repeat_prompt", {"prompt_to_repeat": "Cat"}),
-  ("startend:end_checker", {"end_phrase": "Bye."}),
-  ("startend:quotation", {}),
+  ("startend:end_checker", {"end_phrase": "Bye."}), ("startend:quotation", {}),
   ("punctuation:no_comma", {}),
 ]  # fmt: skip
 
@@ -335,10 +332,8 @@ def test_the_library_is_asked_in_the_jail():
   jail = Jail(True)
   assert verify("Oui, oui", [FRENCH], jail=jail).status == "pass"
   assert jail.asked == [
-    (
-      "instruction", "language:response_language", {"language": "fr"},
-      "Oui, oui",
-    )
+    ("instruction", "language:response_language", {"language": "fr"},
+      "Oui, oui")
   ]  # fmt: skip
   verdict = verify("x,", [FRENCH, NO_COMMA], jail=Jail(False))
   assert verdict.reason.endswith("response_language, punctuation:no_comma")
@@ -355,8 +350,7 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
 
 @pytest.mark.parametrize("given, message", [
   ([], "instructions ... empty ... at least one"),
-  ("abc", "instructions ... list"),
-  ({"id": "x"}, "instructions ... list"),
+  ("abc", "instructions ... list"), ({"id": "x"}, "instructions ... list"),
   (["abc"], "instructions[0] ... 'abc' ... \"id\""),
   ([NO_COMMA, {"kwargs": {}}],
     "instructions[1] ... {'kwargs': {}} ... \"id\""),

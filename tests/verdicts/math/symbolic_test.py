@@ -11,10 +11,8 @@ from brorl_jax.verdicts.math.symbolic import Undefined, symbolic
   (r"\frac{x^2-1}{x-1}", "x+1"), (r"e^{i\pi}", "-1"),
   (r"\sin 2x", r"2\sin x\cos x"), ("y=2x+1", "2y-4x=2"),
   (r"\{\sqrt8, 1\}", r"\{1, 2\sqrt2\}"),
-  (
-    r"\begin{pmatrix}\sqrt8\end{pmatrix}",
-    r"\begin{pmatrix}2\sqrt2\end{pmatrix}",
-  ),
+  (r"\begin{pmatrix}\sqrt8\end{pmatrix}",
+    r"\begin{pmatrix}2\sqrt2\end{pmatrix}"),
   (r"\pi", "3.14159"), (r"\max(a,b)", r"\max(b,a)"),
   (r"\max(a,b)+\min(a,b)", "a+b"), (r"\max(x,-x)", "|x|"),
   (r"\max(\sqrt2,1.4)", r"\sqrt2"),

@@ -171,15 +171,11 @@ def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "script, why",
-  tiers.some(
-    [
-      ("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
-        "exit 1\n", "No permissions to create new namespace"),
-      ("#!/bin/sh\nexit 0\n", "no answer"), ("#!/nowhere\n", "cannot start"),
-    ],
-    1,
-    1,
-  ),
+  tiers.some([
+    ("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
+      "exit 1\n", "No permissions to create new namespace"),
+    ("#!/bin/sh\nexit 0\n", "no answer"), ("#!/nowhere\n", "cannot start"),
+  ], 1, 1),
 )  # fmt: skip
 def test_if_namespaces_are_refused(fresh, tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from solved_by_hand import entry
 
 pytest.importorskip("reasoning_gym")
 
@@ -26,14 +27,6 @@ def worker():
 def isolated(worker):
   if why := library_calls.isolation_error():
     pytest.skip(f"no walls on this machine: {why}")
-
-
-def entry(name, answer, **metadata):
-  return {
-    "question": "?",
-    "answer": answer,
-    "metadata": {"source_dataset": name, **metadata},
-  }
 
 
 @pytest.mark.parametrize(("answer", "gold", "equal"), [

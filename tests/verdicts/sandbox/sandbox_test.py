@@ -180,26 +180,22 @@ def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
 
 @pytest.mark.parametrize(
   "body, limits, reason",
-  tiers.some(
-    [
-      ("while True: pass", {"test_s": 0.3}, "time-out"),
-      ("while True: pass", {"total_s": 0.3}, "time-out"),
-      ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
-      ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
-      ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
-      ("import ctypes; ctypes.CDLL(None).unshare(0)", {},
-        "forbidden system call"),
-      ("import os; os._exit(7)", {}, "exit status: 7"),
-      ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
-      (
-        "import os\n  for fd in range(3, 64):\n    try: os.write(fd, b'x')\n"
-        "    except OSError: pass\n  os._exit(0)",
-        {},
-        "malformed results",
-      ),
-    ],
-    1,
-  ),
+  tiers.some([
+    ("while True: pass", {"test_s": 0.3}, "time-out"),
+    ("while True: pass", {"total_s": 0.3}, "time-out"),
+    ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
+    ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
+    ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
+    ("import ctypes; ctypes.CDLL(None).unshare(0)", {},
+      "forbidden system call"),
+    ("import os; os._exit(7)", {}, "exit status: 7"),
+    ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
+    (
+      "import os\n  for fd in range(3, 64):\n    try: os.write(fd, b'x')\n"
+      "    except OSError: pass\n  os._exit(0)",
+      {}, "malformed results",
+    ),
+  ], 1),
 )  # fmt: skip
 def test_how_a_job_ends(jail, body, limits, reason):
   assert run_calls(jail, f"def f(x):\n  {body}", **limits).reason == reason
@@ -372,16 +368,13 @@ def test_a_program_inherits_no_future_statement(jail):
 
 @pytest.mark.parametrize(
   "program, pids",
-  tiers.some(
-    [
-      ("print(os.getpid())", [2, 2, 2, 3, 3]),
-      ("import threading\nprint(os.getpid())", [2, 3, 4, 5, 6]),
-      ("print(os.getpid(), flush=True)\nos._exit(0)", [2, 3, 4, 5, 6]),
-      ("print(os.getpid(), flush=True)\nif input() == '1': os._exit(0)",
-        [2, 2, 3, 3, 3]),
-    ],
-    1,
-  ),
+  tiers.some([
+    ("print(os.getpid())", [2, 2, 2, 3, 3]),
+    ("import threading\nprint(os.getpid())", [2, 3, 4, 5, 6]),
+    ("print(os.getpid(), flush=True)\nos._exit(0)", [2, 3, 4, 5, 6]),
+    ("print(os.getpid(), flush=True)\nif input() == '1': os._exit(0)",
+      [2, 2, 3, 3, 3]),
+  ], 1),
 )  # fmt: skip
 def test_tests_that_share_a_process(full_jail, program, pids):
   inputs = [f"{i}\n" for i in range(5)]
@@ -459,15 +452,12 @@ def test_a_machine_that_stalls_before_a_program_begins_is_not_late(
   assert payloads(ended) == [b"2"] and not new_jail.failures
 
 
-@pytest.mark.parametrize(
-  "line, job",
-  [
-    ("texts, most = job",
-      {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}),
-    ("answered, answer = os.pipe()",
-      {"mode": "check", "program": "def f(): 0", "function": "f"}),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("line, job", [
+  ("texts, most = job",
+    {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}),
+  ("answered, answer = os.pipe()",
+    {"mode": "check", "program": "def f(): 0", "function": "f"}),
+])  # fmt: skip
 def test_a_fork_that_fails_is_the_jails_fault(new_jail, monkeypatch, line, job):
   broken = f"raise BlockingIOError; {line}"
   hostile_code.change_source(monkeypatch, line, broken)

@@ -113,25 +113,21 @@ def test_every_jump_lands_and_every_path_returns(machine):
     assert len(program) < 4096  # the kernel's limit
 
 
-@pytest.mark.parametrize(
-  "names, what",
-  [
-    ("read write mmap", ALLOW),
-    (
-      """fork vfork execve execveat wait4 kill tkill tgkill rt_sigqueueinfo
+@pytest.mark.parametrize("names, what", [
+  ("read write mmap", ALLOW),
+  (
+    """fork vfork execve execveat wait4 kill tkill tgkill rt_sigqueueinfo
       pidfd_send_signal socket connect bind sendmsg openat2 chmod fchmod
       fchmodat fchownat utimensat setxattr truncate symlinkat linkat mknodat
       shmget memfd_create prctl seccomp setuid setsid setpgid""",
-      EPERM,
-    ),
-    (
-      """ptrace unshare mount bpf io_uring_setup process_vm_readv userfaultfd
+    EPERM,
+  ),
+  (
+    """ptrace unshare mount bpf io_uring_setup process_vm_readv userfaultfd
       open_by_handle_at""",
-      KILL,
-    ),
-  ],
-  ids=["an interpreter runs", "an error", "killed on sight"],
-)
+    KILL,
+  ),
+], ids=["an interpreter runs", "an error", "killed on sight"])  # fmt: skip
 def test_calls_whose_arguments_do_not_matter(ask, names, what):
   found = {name: ask(name) for name in names.split()}
   assert found == dict.fromkeys(found, what)
