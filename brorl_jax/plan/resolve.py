@@ -33,7 +33,7 @@ from brorl_jax.model.tokenizer import DATE, Tokenizer, read_template
 from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
-from brorl_jax.rl import advantages, filtering, losses, lr_scaling
+from brorl_jax.rl import advantages, losses, lr_scaling
 from brorl_jax.rollout import sampler
 from brorl_jax.runs import folder
 from brorl_jax.verdicts.base import MADE
@@ -52,7 +52,7 @@ _SPARE = 2
 _TABLES: Mapping[str, Mapping[str, Any]] = {
   "loss.kind": losses.LOSSES,
   "advantage.kind": advantages.ADVANTAGES,
-  "filter.keep": filtering.KEEP,
+  "filter.keep": advantages.KEEP,
 }
 # Of loss.correction_range, where it is empty.
 _USUAL_RANGE = {
@@ -241,7 +241,7 @@ class Functions(NamedTuple):
 
   objective: Objective
   advantage: advantages.Advantage
-  keep: filtering.Rule
+  keep: advantages.Rule
   digests: dict[str, dict[str, str]]  # of the user's, by field, with names
 
 
@@ -286,7 +286,7 @@ def phase_functions(number: int, phase: PhaseConfig) -> Functions:
       )
     else:
       advantage = named("advantage.kind", advantages.from_user)
-    keep = named("filter.keep", filtering.from_user)
+    keep = named("filter.keep", advantages.rule_from_user)
   except ValueError as e:
     raise ValueError(f"{phase.where}{e}") from None
   if c.sampling.rounds:  # prompts get different numbers of rollouts

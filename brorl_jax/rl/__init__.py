@@ -3,7 +3,6 @@
 from brorl_jax.rl import (
   advantages,
   corrections,
-  filtering,
   length_penalty,
   losses,
   lr_scaling,
@@ -14,6 +13,6 @@ from brorl_jax.rl import (
 )
 
 __all__ = [
-  "advantages", "corrections", "filtering", "length_penalty", "losses",
+  "advantages", "corrections", "length_penalty", "losses",
   "lr_scaling", "mass_balance", "pass_at_k", "simulator", "vocabulary",
 ]  # fmt: skip

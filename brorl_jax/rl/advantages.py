@@ -26,7 +26,10 @@ maximizes, because the expected gradient of prompt p is a multiple of grad p:
 
 with -> for N much larger than 1 / p and 1 / (1 - p), = otherwise.
 
-`ADVANTAGES` is the table of what a run may choose.
+`ADVANTAGES` is the table of what a run may choose, and `KEEP` of which prompts
+it trains on. For binary rewards all rules but "all" agree; for others the
+papers do not say which one BroRL uses. They read raw rewards: a penalty on
+length would make groups of wrong answers look informative.
 
 Rollouts that do not count (`valid` is False; all count if it is None) get
 exactly 0 everywhere, do not influence the others, and may hold anything.
@@ -68,6 +71,34 @@ def informative(
   high = jnp.max(reward, axis=1, initial=-jnp.inf, where=valid)
   low = jnp.min(reward, axis=1, initial=jnp.inf, where=valid)
   return high > low  # -inf > inf where none counts
+
+
+def partly_solved(
+  reward: Float[Array, "P N"], valid: Bool[Array, "P N"] | None = None
+) -> Bool[Array, " P"]:
+  """Which prompts some rollouts solve and some do not.
+
+    0 < #{n: reward[p,n] >= 1} < number of rollouts
+
+  >>> reward = jnp.array([[1.0, 0.2], [0.5, 0.2], [1.0, 1.5]])
+  >>> partly_solved(reward).tolist(), informative(reward).tolist()
+  ([True, False, False], [True, True, True])
+  """
+  arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
+  solved = jnp.sum(reward >= 1.0, axis=1, where=valid)
+  count = jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
+  return (solved > 0) & (solved < count)
+
+
+# (raw reward [P,N], valid [P,N]) -> which prompts are trained on [P].
+Rule = Callable[[Array, Array], Array]
+KEEP: dict[str, Rule] = {
+  "differ": informative,
+  "solved": partly_solved,
+  "all": lambda reward, valid: jnp.ones(len(reward), bool),
+}
+# A user's function, if it can stand in `KEEP`.
+rule_from_user = functools.partial(arrays.from_user, takes=2, gives="bool[4]")
 
 
 def center_by_group(

@@ -31,7 +31,7 @@ from brorl_jax.model.spec import Target
 from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Machine
 from brorl_jax.plan.topology import Name, Topology
-from brorl_jax.rl import advantages, filtering, losses
+from brorl_jax.rl import advantages, losses
 from brorl_jax.runs import folder
 
 CPU, GPU, TPU = (Target(kind, 8, 2**36) for kind in ("cpu", "gpu", "tpu"))
@@ -90,7 +90,7 @@ def test_a_name_of_a_table_is_its_value():
     kind = name + ":4" * (name == "pass_at_k")
     found = functions_of(advantage=kind).advantage
     assert getattr(found, "func", found) is value
-  for name, value in filtering.KEEP.items():
+  for name, value in advantages.KEEP.items():
     assert functions_of(keep=name).keep is value
 
 

@@ -15,7 +15,6 @@ from brorl_jax.rl import (
   advantages,
   arrays,
   corrections,
-  filtering,
   length_penalty,
   losses,
   mass_balance,
@@ -88,7 +87,7 @@ DOORS = {
   advantages.whiten_by_batch: dict(
     advantage=normal(P, N), length=normal(P, N), where=mask(P)
   ),
-  filtering.partly_solved: REWARD,
+  advantages.partly_solved: REWARD,
   mass_balance.mass_balance: TOKENS | STEP,
   mass_balance.mass_balance_counts: dict(
     probs=TOKENS["probs"], correct=TOKENS["correct"],
