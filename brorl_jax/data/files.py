@@ -31,7 +31,7 @@ _COLUMNAR = (".parquet", ".arrow")
 _Row = tuple[bytes, dict[str, Refused]]
 ENDINGS = (".jsonl", *_COLUMNAR)  # of readable files
 # Read where there is nothing else: also the endings of descriptions.
-_TOO = (*ENDINGS, ".json", ".csv")
+_ANY = (*ENDINGS, ".json", ".csv")
 _DESCRIPTIONS = ("dataset_dict", "dataset_info", "dataset_infos", "state")
 _MAX_HELD = 1 << 28  # bytes of a line
 _BATCH = 64  # rows of parquet in memory at a time
@@ -144,7 +144,7 @@ def _refuse_file(path: str) -> None:
     raise DataError(f"{path}: file does not exist{remedy}")
   if not os.path.isfile(path):
     raise DataError(f"{path}: not a file; name files, such as {path}/*.jsonl")
-  if not path.endswith(_TOO):
+  if not path.endswith(_ANY):
     ending = os.path.splitext(path)[1]
     packed = "unpack it" if ending in (".gz", ".zst") else "convert it"
     remedy = f"{packed} to .parquet, or to .jsonl with one object per line"
@@ -170,7 +170,7 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
 
   wanted = [f"*{ending}" for ending in ENDINGS]
   if split:
-    ways = itertools.product(("", "*/"), _TOO)
+    ways = itertools.product(("", "*/"), _ANY)
     wanted = [f"{above}{split}{_AFTER}*{end[1:]}" for above, end in ways]
   try:
     return huggingface_hub.snapshot_download(
@@ -207,7 +207,7 @@ def _of_folder(
     raise DataError(f"{given}: {has}; name one, such as {one}")
   if not inside:
     what = f"no file of the split {split!r}" if split else "no file"
-    ends = f"that ends in {', '.join(_TOO)}"
+    ends = f"that ends in {', '.join(_ANY)}"
     raise DataError(f"{given}: contains {what} {ends}{remedy}")
   source = source or _name(pathlib.Path(folder).absolute().name)
   return (File(os.path.join(folder, path), source) for path in inside)
@@ -220,7 +220,7 @@ def _inside(folder: pathlib.Path) -> Iterator[str]:
     hidden = any(part.startswith(".") for part in inside.parts)
     if hidden or inside.name.startswith("cache-") or not path.is_file():
       continue
-    if inside.name.endswith(_TOO) and inside.stem not in _DESCRIPTIONS:
+    if inside.name.endswith(_ANY) and inside.stem not in _DESCRIPTIONS:
       yield inside.as_posix()
 
 
@@ -293,17 +293,14 @@ def _csv(path: str) -> Iterator[tuple[int, bytes]]:
       names = next(rows, [])
       if len({*names}) < len(names):
         raise DataError(f"{path}: two columns have one name; rename one")
-      for row in rows:
+      for row in filter(None, rows):
         number = rows.line_num
-        if row and len(row) != len(names):
+        if len(row) != len(names):
           why = f"{len(row)} values for {len(names)} columns; quote commas"
           raise DataError(f"{path}, line {number}: {why}")
-        filled = {k: v for k, v in zip(names, row, strict=False) if v}
-        if row:
-          yield number, json.dumps(filled, ensure_ascii=False).encode()
-  except (OSError, ValueError, csv.Error) as error:
-    if isinstance(error, DataError):
-      raise
+        filled = {k: v for k, v in zip(names, row, strict=True) if v}
+        yield number, json.dumps(filled, ensure_ascii=False).encode()
+  except (OSError, UnicodeDecodeError, csv.Error) as error:
     why = f"cannot be read: {show(str(error))}"
     raise DataError(f"{path}, line {number}: {why}") from error
 

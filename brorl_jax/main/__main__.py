@@ -282,7 +282,7 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
       profile_step=_PROFILE.value,
     )
     if stopped is not None:
-      sys.exit(75)  # processes.STOPPED
+      sys.exit(train.processes.STOPPED)
   elif c and mode == "evaluate":
     from brorl_jax.main import evaluate
     from brorl_jax.plan import resolve

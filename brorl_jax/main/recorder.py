@@ -370,7 +370,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     if every:
       arrays["most"] = every[0].mask.shape[2]
       arrays["length"] = of(lambda x: x.mask.sum(axis=2))
-      for name in ("tokens", "logp", "age")[: 3 - (every[0].age is None)]:
+      tokens = ["tokens", "logp"] + ["age"] * (every[0].age is not None)
+      for name in tokens:
         arrays[name] = of(lambda x, name=name: getattr(x, name)[x.mask])
       for name in ("truncated", "slot_steps"):
         arrays[name] = of(operator.attrgetter(name))

@@ -490,8 +490,8 @@ class TrainedRun:
 
 
 def train(
-  config: str | ConfigDict = "n512",
-  workdir: str | os.PathLike[str] = "runs/python",
+  config: str | ConfigDict,
+  workdir: str | os.PathLike[str],
   *,
   changes: Mapping[str, Any] | None = None,
   reward: Callable | Sequence[Callable] = (),

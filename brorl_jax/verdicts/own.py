@@ -263,6 +263,8 @@ def answers(
           found = [_invalid(late)] * len(call)
         except BaseException as error:
           found = _failed(function, call, error)
+          if isinstance(error, _Returned):  # it would return that again
+            return found
       if again:
         await asyncio.sleep(_PAUSE_S)
     return found

@@ -680,6 +680,17 @@ def test_an_async_call_is_tried_again_and_one_that_is_late_is_alone(
   assert mentions(once.reason, "score, line ... ConnectionError: no route")
 
 
+def test_an_async_call_that_returns_too_few_is_not_tried_again():
+  tried = []
+
+  async def score(responses):
+    tried.append(responses)
+    return [1.0]
+
+  found = given(score, responses=["a", "b"])
+  assert [v.status for v in found] == ["invalid"] * 2 and len(tried) == 1
+
+
 def test_an_async_function_of_a_file(file):
   text = "async def score(responses):\n  return [len(r) for r in responses]\n"
   found = judged([f"{file(text)}:score"], ["a", "abc"])
