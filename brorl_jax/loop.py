@@ -3,6 +3,7 @@
 Read `train` from top to bottom: each step goes once around the README's figure.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -43,6 +44,8 @@ class Stages(NamedTuple):
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   max_age: int  # steps that a rollout may cross
+  # What an environment adds to rollouts; None: they have one turn.
+  reply: Callable[[int, Prompts, Rollouts], Rollouts] | None
   # step -> indices of the prompts to draw from, in that order
   candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
@@ -260,6 +263,7 @@ def _sample(
     before={} if stages.max_age and stages.changed else before,
     stopping=stopping,
     max_age=stages.max_age,
+    reply=stages.reply and functools.partial(stages.reply, step),
   )
   processes.trim()
   return sampled

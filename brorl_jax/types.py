@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 else:
   Array = jax.Array | np.ndarray  # on the devices, or copied to the host
 _pytree = jax.tree_util.register_dataclass
+# In place of the log-probability of a token that an environment wrote and not
+# the policy. No rounding gives this number; in a sum it is a certainty's 0.
+GIVEN = np.float32(1e-30)
 
 
 @_pytree
@@ -44,7 +47,7 @@ class Rollouts:
 
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
-  mask: Bool[Array, "P N T"]  # True on sampled tokens, the end token included
+  mask: Bool[Array, "P N T"]  # True on tokens, the end token included
   truncated: Bool[Array, "P N"]  # cut at T tokens, without an end token
   # Slots times steps of the sampler's loop. Prompts that finish together share
   # the steps since the previous prompts finished.
@@ -56,6 +59,11 @@ class Rollouts:
   def drawn(self) -> Bool[Array, "P N"]:
     """Where there is a rollout: it has at least one token."""
     return self.mask[:, :, 0]
+
+  @property
+  def own(self) -> Bool[Array, "P N T"]:
+    """Tokens that the policy drew: all but those of an environment."""
+    return self.mask & (self.logp != GIVEN)
 
   @property
   def whole(self) -> Bool[Array, "P N"]:

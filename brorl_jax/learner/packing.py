@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from brorl_jax.types import Batch, Prompts, Rollouts, Trees
+from brorl_jax.types import GIVEN, Batch, Prompts, Rollouts, Trees
 
 # How a minibatch averages its policy loss; see `loss_scale`.
 Average = Literal["token", "sequence", "prompt", "constant"]
@@ -135,8 +135,10 @@ class Source:
     p, n, length = part.prompt, part.rollout, out["mask"].shape[2]
     to = row, slice(start, start + len(n))
     out["response"][to] = self.rollouts.tokens[p, n, :length]
-    out["mask"][to] = self.rollouts.mask[p, n, :length]
-    out["logp_sampled"][to] = self.rollouts.logp[p, n, :length]
+    logp = self.rollouts.logp[p, n, :length]
+    # Not `Rollouts.own`, which would be of all.
+    out["mask"][to] = self.rollouts.mask[p, n, :length] & (logp != GIVEN)
+    out["logp_sampled"][to] = logp
     out["advantage"][to] = self.advantage[p, n]
     out["weight"][to] = part.count
     if self.scale is not None:

@@ -76,6 +76,7 @@ def probe(
     unsampled=np.zeros(count, np.float32),
     draws=rollouts.drawn[:count].sum(axis=1).astype(np.float32),
   )
+  own = np.asarray(rollouts.own)
   for p in range(count):
     first, _ = rollouts.distinct(p)
     mass = np.exp(rollouts.logp[p, first].sum(axis=1, dtype=np.float64))
@@ -87,7 +88,7 @@ def probe(
     likeliest = short[np.argsort(-mass[short], kind="stable")[:rows]]
     to = (p, slice(len(likeliest)))
     out.response[to] = rollouts.tokens[p, first[likeliest], :T]
-    out.mask[to] = rollouts.mask[p, first[likeliest], :T]
+    out.mask[to] = own[p, first[likeliest], :T]
     out.probability[to] = mass[likeliest]
     out.correct[to] = correct[likeliest]
   return out

@@ -72,7 +72,10 @@ def records(
   ) -> types.Rollouts:
     index = np.arange(start, start + len(part), dtype=np.int32)
     asked = examples.pad(part, index)
-    return sampling.sample_heldout(this, c, how, params, asked, key)
+    of = lambda prompts: [part[i - start] for i in prompts.index]
+    reply = lambda prompts, made: scorer.reply(of(prompts), made)
+    some = [reply] * scorer.episodes
+    return sampling.sample_heldout(this, c, how, params, asked, key, *some)
 
   return evaluate.evaluate(
     sharding.local_copy(params, sharding.local_mesh(this.mesh)),
@@ -530,7 +533,9 @@ def samples(
     # Right and wrong responses alternate: a kept group has both.
     value = reward[p] if i % 2 == 0 else -reward[p]
     n = int(np.where(drawn.rollouts.drawn[p], value, -np.inf).argmax())
-    ids = drawn.rollouts.tokens[p, n][drawn.rollouts.mask[p, n]].tolist()
+    mask = drawn.rollouts.mask[p, n]
+    ids = drawn.rollouts.tokens[p, n][mask]
+    own = drawn.rollouts.logp[p, n][mask] != types.GIVEN
     scored = drawn.scores.responses[p, n]
     verdict = scored.verdict
     yield {
@@ -538,7 +543,7 @@ def samples(
       **{name: getattr(example, name) for name in ("id", "domain", "task")},
       "kept": bool(trained[p]),
       "prompt": examples.asked(example),
-      "response": examples.decode([ids])[0],
+      "response": examples.shown(ids, own),
       "gold": example.entry.get("answer"),  # None for tests and constraints
       "answer": verdict.answer,
       "verdict": verdict.status,

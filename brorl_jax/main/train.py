@@ -87,12 +87,13 @@ def run(
     require_one_folder(workdir)
     if leads and begin_again and (to := folder.set_aside(workdir)) is not None:
       print(f"moved the files of {workdir} to {to}")
+    summary = functools.partial(_summary, episodes=parts.scorer.episodes)
     count = "" if processes.alone() else f" of {jax.process_count()} processes"
     print(
       *parts.examples.log_lines,
       f"mesh ({this.machine.axes}){count}",
       *parts.scorer.log_lines,
-      *map(_summary, this.phases),
+      *map(summary, this.phases),
       sep="\n",
     )
     how = from_step, profile_step, callbacks
@@ -130,6 +131,8 @@ def _parts(
     must = f"() with {scorer.whole}, which takes all responses to a prompt"
     raise ValueError(f"config.sampling.rounds = {rounds} must be {must}")
   named = {**this.functions, **scorer.functions}
+  if scorer.episodes and this.config.run.max_age:
+    raise ValueError("config.run.max_age must be 0 with an environment")
   held, source = examples.heldout(), this.source.source
   same = decisions(this.config, examples.fingerprint, named, source)
   processes.require_same(same)
@@ -168,6 +171,7 @@ def stages(
   """The stages of the figure, in a phase of a run."""
   c = phase.config
   most = c.filter.max_oversampling * c.sampling.prompts
+  turns = scorer.episodes
   return loop.Stages(
     target=c.sampling.prompts,
     plan=sampling.round_plan(phase),
@@ -176,7 +180,10 @@ def stages(
     max_age=c.run.max_age,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
-    rollouts=functools.partial(sampling.stream_rollouts, this, phase),
+    rollouts=functools.partial(
+      sampling.stream_rollouts, this, phase, turns=turns
+    ),
+    reply=scorer.replies if turns else None,
     scores=scorer.scores,
     informative=functools.partial(advantages.informative, phase),
     advantages=functools.partial(advantages.credit, phase),
@@ -194,12 +201,12 @@ def _stages_at(each: list[Any], step: int) -> loop.Stages:
   return made._replace(changed=dict(phase.changed))
 
 
-def _summary(phase: Phase) -> str:
+def _summary(phase: Phase, episodes: bool) -> str:
   c = phase.config
   lr, base = resolve.scaled_lr(c), c.optim.lr
   drawn = f"{c.sampling.prompts} prompts x {c.sampling.per_prompt} rollouts"
   rate = f"lr {lr:.3g} = {base:g} x {lr / base:.3g}"
-  first = f"from step {phase.since}: {drawn}; {sampling.form(phase)}"
+  first = f"from step {phase.since}: {drawn}; {sampling.form(phase, episodes)}"
   return f"{first}\n{rate} (lr_samples {c.optim.lr_samples})"
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import itertools
 import json
@@ -248,6 +249,37 @@ class Tokenizer:
     # A template is code and may raise anything, and a panic in Rust may follow.
     except BaseException as e:
       raise ValueError(f"the chat template fails: {first_line(e)}") from e
+
+  @functools.cached_property
+  def _around(self) -> tuple[str, str]:
+    """What the template writes between a turn of the policy, without what ends
+    it, and a user's next message, and behind that. Raises ValueError.
+    """
+    said = [("user", "?"), ("assistant", "\ue000"), ("user", "\ue001")]
+    try:
+      text = self._tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in said],
+        add_generation_prompt=True,
+        tokenize=False,
+      )
+    except Exception as e:  # a template is code and may raise anything
+      text = first_line(e)
+    before, between, after = text.rpartition("\ue000")[2].partition("\ue001")
+    if not between or not after:
+      raise ValueError(f"the chat template poses no second turn: {text!r}")
+    for token in self._tokenizer.convert_ids_to_tokens([*self.stop_ids]):
+      before = before.removeprefix(token)
+    return before, after
+
+  def reply(self, text: str) -> list[int]:
+    """The ids of a user's message behind a turn of the policy."""
+    return self.encode(text.join(self._around))
+
+  def replied(self, ids: Sequence[int]) -> str:
+    """The text of which `reply` made these ids."""
+    before, after = self._around
+    text = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return text.removeprefix(before).removesuffix(after)
 
   def encode(self, text: str) -> list[int]:
     """Ids of plain text, nothing added."""

@@ -93,6 +93,14 @@ def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   return dataclasses.replace(prompts, first=first)
 
 
+def going_on(prompts: Prompts, made: Sequence[Rollouts]) -> Prompts:
+  """Prompts whose rollouts go on from these, of one chunk each."""
+  old = jax.tree.map(lambda *x: np.concatenate(x), *made)
+  both = np.stack([old.tokens, old.logp.view(np.int32)], axis=-1)
+  begun = np.where(old.mask[..., None], both, -1).astype(np.int32)
+  return dataclasses.replace(prompts, begun=begun)
+
+
 def _joined(*parts: Any) -> Any:
   """Arrays of chunks of a prompt behind each other, in the order of n."""
   # Slot-steps are of the prompt, all others of its rollouts.
@@ -133,6 +141,11 @@ class Crossing(Protocol):
     """When the last that is needed had ended; None while it is unknown."""
 
 
+# Finished chunks -> the same behind what an environment replied. Rollouts that
+# go on are not `whole`.
+Reply = Callable[[Prompts, Rollouts], Rollouts]
+
+
 class Candidates:
   """Candidates of one step: drawn, being scored, and decided."""
 
@@ -146,8 +159,10 @@ class Candidates:
     before: Finished | None = None,
     stopping: Callable[[], bool] = lambda: False,
     max_age: int = 0,
+    reply: Reply | None = None,
   ):
     self._prompts, self._candidates = prompts, candidates
+    self._reply = reply
     self._stopping, self.stopped = stopping, False
     # Not those of another mesh, on which chunks have another size.
     of = (before or {}).items()
@@ -198,7 +213,11 @@ class Candidates:
 
   @property
   def behind(self) -> bool:
-    """Whether much is being judged: sampling may have ended meanwhile."""
+    """Whether much is being judged: sampling may have ended meanwhile. On a CPU
+    episodes go on, and so decode together, at times that depend on no clock.
+    """
+    if self._reply is not None and self._usual is None:
+      return bool(self.judged)
     return self._age > 0 and len(self.judged) > self._target // 4
 
   def _wait(self) -> None:
@@ -217,6 +236,21 @@ class Candidates:
     if not len(passed) or passed[-1] < self._target:
       return None
     return int(np.argmax(passed >= self._target)) + 1
+
+  def replied(
+    self, prompts: Prompts, rollouts: Rollouts
+  ) -> tuple[Prompts, Rollouts, list[Chunk]]:
+    """Called by the thread with finished chunks: those whose episodes have all
+    ended, and the others, which go on behind what an environment replied.
+    """
+    if self._reply is None:
+      return prompts, rollouts, []
+    rollouts = self._reply(prompts, rollouts)
+    self.finished |= (found := by_chunk(prompts, rollouts))
+    more = {c: x for c, x in found.items() if not x.whole.all()}
+    self.before |= more
+    ended = [i for i, chunk in enumerate(found) if chunk not in more]
+    return *jax.tree.map(lambda x: x[ended], (prompts, rollouts)), [*more]
 
   def gathered(
     self, prompts: Prompts, rollouts: Rollouts
@@ -321,11 +355,7 @@ class Candidates:
     prompts = with_first(self._prompts([c.p for c in chunks]), chunks)
     if chunks[0] not in self._begun:
       return prompts
-    old = [self._begun[c] for c in chunks]
-    old = jax.tree.map(lambda *x: np.concatenate(x), *old)
-    both = np.stack([old.tokens, old.logp.view(np.int32)], axis=-1)
-    begun = np.where(old.mask[..., None], both, -1).astype(np.int32)
-    return dataclasses.replace(prompts, begun=begun)
+    return going_on(prompts, [self._begun[c] for c in chunks])
 
   def _stops(self) -> bool:
     return self._stopping()
@@ -572,6 +602,32 @@ Score = Callable[[Prompts, Rollouts], Scores]
 Informative = Callable[[Groups], Bool[np.ndarray, " P"]]
 
 
+def played(
+  sample: Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]],
+  reply: Reply,
+  prompts: Prompts,
+) -> Rollouts:
+  """All episodes of these prompts, turn after turn of all of them."""
+  every = [Chunk(int(p), 0) for p in prompts.index]
+  left, made = with_first(prompts, every), dict[Chunk, Rollouts]()
+
+  def feed(room: int, idle: bool) -> Prompts | None:
+    nonlocal left
+    some = jax.tree.map(lambda x: x[:room], left)
+    left = jax.tree.map(lambda x: x[room:], left)
+    return some if len(some.index) else None
+
+  while len(left.index):
+    for done, rollouts in sample(feed):
+      made |= by_chunk(done, reply(done, rollouts))
+    some = [i for i, c in enumerate(every) if not made[c].whole.all()]
+    left = jax.tree.map(lambda x, some=some: x[some], prompts)
+    if some:
+      left = with_first(left, [every[i] for i in some])
+      left = going_on(left, [made[every[i]] for i in some])
+  return jax.tree.map(lambda *x: np.concatenate(x), *(made[c] for c in every))
+
+
 def judge(
   pending: Candidates,
   score: Score,
@@ -583,8 +639,8 @@ def judge(
   further chunks.
   """
   decided: dict[int, tuple[Groups, bool]] = {}
-  further: list[Chunk] = []
   with pending.clock("score"):
+    prompts, rollouts, further = pending.replied(prompts, rollouts)
     for some, made in pending.gathered(prompts, rollouts):
       whole, more = pending.scored(Groups(some, made, score(some, made)))
       further += more
@@ -608,6 +664,7 @@ def collect(
   before: Finished | None = None,
   stopping: Callable[[], bool] = lambda: False,
   max_age: int = 0,
+  reply: Reply | None = None,
 ) -> SampledGroups:
   """Draws candidates until `target` groups are kept, or there are no more.
 
@@ -616,12 +673,13 @@ def collect(
   Whole chunks that `before` has are not sampled again. When any process is
   `stopping` all raise Interrupted. With `max_age` the rollouts of other
   candidates cross the step, but no tokens that would be older in the next one.
+  With `reply` rollouts are episodes, each of which ends when it adds nothing.
   Raises TooManyInvalid if verifiers failed on more than `MAX_INVALID` of
   responses. Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
   make = Candidates if processes.alone() else SharedCandidates
   of = prompts, candidates, target, plan, usual, before, stopping, max_age
-  pending = make(*of)
+  pending = make(*of, reply)
 
   judged = functools.partial(judge, pending, score, informative)
   begin = time.perf_counter()

@@ -152,19 +152,20 @@ def _over_pages(
     state.column[0] % spec.columns,
     used,
   )
-  new = _drawn(spec, queue, state, logits)
-  at = (state.rollout, state.length)  # out of bounds for idle slots
+  new, at = _drawn(spec, queue, state, logits), (state.rollout, state.length)
+  goes_on = jnp.zeros_like(state.length, bool)
   if spec.replays:
-    new = _recorded(state, at, new)
+    new, goes_on = _recorded(state, new)
   token = new[..., 0]
-  over = spec.ended(token) | (state.length + 1 == spec.max_new_tokens)
+  over = spec.ended(token) & ~goes_on
+  over |= state.length + 1 == spec.max_new_tokens
   state = dataclasses.replace(
     state,
     column=state.column + 1,
     slot_steps=state.slot_steps + state.rollout.size,
     token=token,
     length=state.length + 1,
-    packed=state.packed.at[at].set(new, mode="drop"),
+    packed=state.packed.at[at].set(new, mode="drop"),  # none of idle slots
   )
   return page, slots.refill(state, queue, over)
 
@@ -194,12 +195,11 @@ def _over_pool(
     held.table,
     goes,
   )
-  new = _drawn(spec, queue, state, logits)
-  at = (state.rollout, state.length)
-  new = _recorded(state, at, new)
+  new, goes_on = _recorded(state, _drawn(spec, queue, state, logits))
   token = new[..., 0]
   length = state.length + goes
-  over = goes & (spec.ended(token) | (length == spec.max_new_tokens))
+  ended = spec.ended(token) & ~goes_on
+  over = goes & (ended | (length == spec.max_new_tokens))
   # A row that ends frees blocks too; then none has to begin again.
   short = jnp.any(stalled) & ~jnp.any(over)
   again = short & slots.shortest_row(held, length.ravel())
@@ -224,14 +224,17 @@ def _over_pool(
 
 
 def _recorded(
-  state: slots.DecodeState, at: tuple[Any, Any], new: Int[Array, "A R 2"]
-) -> Int[Array, "A R 2"]:
-  """The tokens that are recorded there, and new ones where none is. A rollout
-  that begins again makes those that it made before: rounding, or an update
-  since then, cannot part the two.
+  state: slots.DecodeState, new: Int[Array, "A R 2"]
+) -> tuple[Int[Array, "A R 2"], Bool[Array, "A R"]]:
+  """The tokens that are recorded there, and new ones where none is; whether a
+  recorded one follows. A rollout that begins again makes those that it made
+  before: rounding, or an update since then, cannot part the two.
   """
-  before = state.packed.at[at].get(mode="fill", fill_value=-1)
-  return jnp.where(before[..., :1] >= 0, before, new)
+  two = jnp.stack([state.length, state.length + 1], axis=-1)
+  found = state.packed.at[state.rollout[..., None], two]
+  found = found.get(mode="fill", fill_value=-1)
+  before, after = found[..., 0, :], found[..., 1, 0]
+  return jnp.where(before[..., :1] >= 0, before, new), after >= 0
 
 
 def _which(spec: ProgramSpec, state: slots.DecodeState) -> Int[Array, "A R"]:

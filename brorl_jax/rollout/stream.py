@@ -220,6 +220,7 @@ def stream(
   *,
   places: int,
   crossing: Crossing | None = None,
+  turns: bool = False,
   watch: Callable[[slots.DecodeProgress], None] = lambda progress: None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """Yields N rollouts of each prompt, on the host, as prompts finish.
@@ -227,10 +228,12 @@ def stream(
   `feed` is called for prompts when a place is free. The number of `places` is a
   multiple of the devices' rows; `params` must not be donated before the end.
   `crossing` says when sampling ends, and gets all that was sampled until then.
+  With `turns` a prompt may come again with the tokens that rollouts go on from.
   """
-  count = min(spec.groups, places)
+  # With turns in one group: what decodes together then depends on no clock.
+  count = 1 if turns else min(spec.groups, places)
   spec = dataclasses.replace(spec, groups=count).share(places)
-  make = functools.partial(_Group, spec, params, key, watch, crossing)
+  make = functools.partial(_Group, spec, params, key, watch, crossing, turns)
   groups = [make(places // count + (g < places % count)) for g in range(count)]
   dealt = _Dealt(feed, count)
   running: dict[futures.Future[None], _Group] = {}
@@ -302,13 +305,15 @@ class _Group:
     key: Key[Array, ""],
     watch: Callable[[slots.DecodeProgress], None],
     crossing: Crossing | None,
+    turns: bool,
     places: int,
   ):
     self._params, self._key, self._watch = params, key, watch
     self._devices, self._each = spec.devices, places // spec.devices
     program = spec.program(places, streams=True)
-    pages = crossing is not None and not program.blocks  # a pool always does
-    self._program = dataclasses.replace(program, replays=pages)
+    replays = turns or crossing is not None  # over a pool always
+    replays &= not program.blocks
+    self._program = dataclasses.replace(program, replays=replays)
     self.held = Places(self._devices, self._each)
     self._shelf = Shelf(self._devices, self._each)
     self._decoding: OpenRollouts | None = None

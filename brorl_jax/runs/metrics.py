@@ -184,7 +184,7 @@ def group_metrics(
     "rollout/length_mean": float(length.mean(where=drawn)),
     "rollout/truncated_fraction": float(rollouts.truncated.mean(where=drawn)),
     # An estimate, from the sampled tokens, of what policy/entropy sums.
-    "rollout/entropy": float(-rollouts.logp.mean(where=rollouts.mask)),
+    "rollout/entropy": float(-rollouts.logp.mean(where=rollouts.own)),
     "reward/distinct_answers": float(np.mean(answers)),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),

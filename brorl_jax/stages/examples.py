@@ -115,6 +115,7 @@ class Examples:
     own = bool(config.reward.verifier)
     self.stop_ids, self.opened = text.stop_ids, text.opened
     self.decode = text.decode  # token ids of responses -> texts
+    self.reply = functools.lru_cache(maxsize=1 << 12)(text.reply)
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.log_lines: list[str] = []
     self.left_out: list[str] = []
@@ -319,6 +320,23 @@ class Examples:
     """Examples as padded token ids, with their indices p."""
     ids = [self._render(example) for example in some]
     return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
+
+  def turns(self, ids: np.ndarray, own: np.ndarray) -> list[str]:
+    """The turns of an episode, of the policy and of its environment: of these
+    tokens those that are the policy's `own`, and the others.
+    """
+    parts = np.split(ids, np.flatnonzero(np.diff(own)) + 1)
+    out = [self._text.replied(part.tolist()) for part in parts]
+    said = self.decode([part.tolist() for part in parts[::2]])
+    out[::2] = [text.removeprefix(self.opened) for text in said]
+    return out
+
+  def shown(self, ids: np.ndarray, own: np.ndarray) -> str:
+    """A response as text; in an episode each reply is a line of its own."""
+    if own.all():
+      return self.decode([ids.tolist()])[0]
+    each = enumerate(self.turns(ids, own))
+    return "\n".join(f"[reply] {x}" if i % 2 else x for i, x in each)
 
 
 def _by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:

@@ -14,14 +14,20 @@ from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, WithPolicy
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.dynamic_sampling import Crossing, Feed, RoundPlan
+from brorl_jax.rollout.dynamic_sampling import (
+  Crossing,
+  Feed,
+  Reply,
+  RoundPlan,
+  played,
+)
 from brorl_jax.rollout.slots import RolloutSpec
 
 
-def form(phase: Phase) -> str:
+def form(phase: Phase, episodes: bool = False) -> str:
   """How rollouts of a step are decoded, in a few words."""
   plan = phase.memory.rollouts
-  if _together(plan) and not phase.config.run.max_age:
+  if _together(plan) and not phase.config.run.max_age and not episodes:
     most = plan.load.max_new_tokens
     return f"a row for each prefix, of at most {most} tokens"
   return plan.line()
@@ -40,12 +46,18 @@ def sample_heldout(
   params: PyTree,
   prompts: types.Prompts,
   key: Key[Array, ""],
+  reply: Reply | None = None,
 ) -> types.Rollouts:
   """All rollouts of held-out prompts, on the host; `c` is the config of the run
-  or of a phase, `params` are this process' copy.
+  or of a phase, `params` are this process' copy. With `reply` all episodes.
   """
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   spec, shared = _spec(this, plan, cut)
+  if reply is not None:
+    places = -(-len(prompts.index) // spec.devices) * spec.devices
+    of = {"key": key, "places": places, "turns": True}
+    sample = lambda feed: stream.stream(spec, params, feed, **of)
+    return played(sample, reply, prompts)
   make = prefixes if shared else sampler
   return jax.device_get(make.rollouts(spec, params, prompts, key))
 
@@ -57,6 +69,7 @@ def stream_rollouts(
   feed: Feed,
   key: Key[Array, ""],
   *crossing: Crossing,
+  turns: bool = False,
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
   """For training: finished prompts with their rollouts. Each process samples
   its share of what is in flight; `params` are spread over all processes.
@@ -64,8 +77,9 @@ def stream_rollouts(
   c, plan = phase.config.sampling, phase.memory.rollouts
   spec, shared = _spec(this, plan, SamplingParams(temperature=c.temperature))
   make = (prefixes if shared else stream).stream
-  if crossing:
-    make = functools.partial(stream.stream, crossing=crossing[0])
+  if crossing or turns:
+    how = {"crossing": crossing[0]} if crossing else {"turns": turns}
+    make = functools.partial(stream.stream, **how)
   params = sharding.local_copy(params, sharding.local_mesh(this.mesh))
   return make(spec, params, feed, key, places=plan.load.prompts)
 

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +13,15 @@ from brorl_jax import types
 from brorl_jax.config.learning import Reward
 from brorl_jax.stages.examples import Examples
 from brorl_jax.types import ScoredResponse
-from brorl_jax.verdicts import own, pool
+from brorl_jax.verdicts import own
 from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.pool import Job, Pool
+from brorl_jax.verdicts.pool import Job, Pool, TimedVerdict
 from brorl_jax.verdicts.sandbox import jail
 from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, PATIENCE
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
+
+_CHANGED = "tokens", "logp", "mask", "truncated"  # of rollouts, by a reply
 
 
 class Scorer:
@@ -29,6 +32,7 @@ class Scorer:
     log_lines: The same as text, for the log.
     functions: The user's own functions by config field, with name and digest.
     whole: One of them that takes all responses to a prompt, or "".
+    episodes: Whether the function is an environment: `reply` says what it adds.
   """
 
   def __init__(
@@ -43,13 +47,16 @@ class Scorer:
     self._examples = examples
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
-    self.whole = ""
+    self.whole, self.episodes = "", False
+    # Of episodes to which there was a `reply`, until they are scored.
+    self._known: dict[tuple[int | None, str], dict[str, TimedVerdict]] = {}
     self._pool: Pool | own.Rewards
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s, given=given)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
         field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
         self.functions[field] = {"name": name, "digest": digest}
+      self.episodes = self._pool.episodes
       named = zip(c.verifier, self._pool.whole, strict=True)
       self.whole = next((name for name, whole in named if whole), "")
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
@@ -75,10 +82,10 @@ class Scorer:
 
     `step` is None in an evaluation.
     """
-    both = zip(self.texts(rollouts), examples, strict=True)
-    groups = [own.Group(*one) for one in both]
-    out = []
-    for example, row in zip(examples, self._ask(groups, step), strict=True):
+    rows, out = self._ask(examples, rollouts, step), []
+    for example in examples:
+      self._known.pop((step, example.id), None)
+    for example, row in zip(examples, rows, strict=True):
       found = {id(verdict): verdict for verdict in row}  # one of equal ones
       of = {i: ScoredResponse(example.task, *v) for i, v in found.items()}
       out.append([of[id(verdict)] for verdict in row])
@@ -88,25 +95,94 @@ class Scorer:
     """The texts of all rollouts, [P][N]. Equal ones of a group are decoded
     once.
     """
-    out = []
+    return self._each(rollouts, self._examples.shown)
+
+  def _each(
+    self, rollouts: types.Rollouts, text: Callable[..., str]
+  ) -> list[list[str]]:
+    """A text of each rollout, from its tokens and which are the policy's."""
+    out, owns = [], rollouts.own
     for p, mask in enumerate(rollouts.mask):
       first, of, _ = rollouts.alike(p)
-      distinct = [rollouts.tokens[p, n][mask[n]].tolist() for n in first]
-      texts = self._examples.decode(distinct)
+      cut = lambda x, mask=mask, p=p, first=first: [
+        x[p, n][mask[n]] for n in first
+      ]
+      texts = [*map(text, cut(rollouts.tokens), cut(owns))]
       out.append([texts[k] for k in of])
     return out
 
+  def reply(
+    self,
+    examples: Sequence[Example],
+    rollouts: types.Rollouts,
+    *,
+    step: int | None = None,
+  ) -> types.Rollouts:
+    """Episodes with what the environment replies to each. Those that go on are
+    not `whole`; the others have ended, or have no room for the reply.
+    """
+    T = rollouts.tokens.shape[2]
+    here = dataclasses.replace(
+      rollouts, **{k: np.array(getattr(rollouts, k)) for k in _CHANGED}
+    )
+    self._known = {k: v for k, v in self._known.items() if k[0] == step}
+    rows = self._ask(examples, rollouts, step)
+    for (p, n), cut in np.ndenumerate(rollouts.truncated):
+      verdict = rows[p][n].verdict
+      if cut or verdict.reason != own.REPLY:
+        continue
+      ids = self._examples.reply(verdict.answer)
+      begin = int(rollouts.mask[p, n].sum())
+      if begin + len(ids) < T:
+        at = p, n, slice(begin, begin + len(ids))
+        here.tokens[at], here.logp[at], here.mask[at] = ids, types.GIVEN, True
+        here.truncated[p, n] = True
+    return here
+
   def _ask(
-    self, groups: Sequence[own.Group], step: int | None
-  ) -> list[list[pool.TimedVerdict]]:
+    self,
+    examples: Sequence[Example],
+    rollouts: types.Rollouts,
+    step: int | None,
+  ) -> list[list[TimedVerdict]]:
+    if self.episodes:
+      return self._ask_once(examples, rollouts, step)
+    texts = self.texts(rollouts)
     if isinstance(self._pool, own.Rewards):
       bare = lambda text: text.removeprefix(self._examples.opened)
-      groups = [own.Group([*map(bare, r)], example) for r, example in groups]
+      both = zip(texts, examples, strict=True)
+      groups = [own.Group([*map(bare, r)], example) for r, example in both]
       return self._pool.score(groups, step=step)
+    groups = [*zip(texts, examples, strict=True)]
     job = lambda e, text: Job(e.domain, text, e.entry)
     jobs = {(e.id, x): job(e, x) for said, e in groups for x in said}
     scored = dict(zip(jobs, self._pool.score([*jobs.values()]), strict=True))
     return [[scored[e.id, text] for text in said] for said, e in groups]
+
+  def _ask_once(
+    self,
+    examples: Sequence[Example],
+    rollouts: types.Rollouts,
+    step: int | None,
+  ) -> list[list[TimedVerdict]]:
+    """Verdicts on episodes, of which the known ones are not asked again."""
+    assert isinstance(self._pool, own.Rewards)
+    turns = lambda *episode: json.dumps(self._examples.turns(*episode))
+    rows = self._each(rollouts, turns)
+    known = [self._known.setdefault((step, e.id), {}) for e in examples]
+    both = [*zip(rows, known, strict=True)]
+    some = [[x for x in dict.fromkeys(r) if x not in k] for r, k in both]
+    found = self._pool.score([*map(own.Group, some, examples)], step=step)
+    for of, asked, verdicts in zip(known, some, found, strict=True):
+      of |= zip(asked, verdicts, strict=True)
+    return [[of[x] for x in row] for row, of in both]
+
+  def replies(
+    self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
+  ) -> types.Rollouts:
+    """`reply` to what a step samples."""
+    examples = [self._examples.example(step, int(i)) for i in prompts.index]
+    return self.reply(examples, rollouts, step=step)
 
   def scores(
     self, step: int, prompts: types.Prompts, rollouts: types.Rollouts

@@ -45,12 +45,15 @@ from brorl_jax.verdicts.sandbox.process import Deadline, Failed
 from brorl_jax.verdicts.strict_json import alike, show
 
 SKIPPED = "no reward: the function returned None"
+# Of a fail whose answer is what an environment replies. It stays the verdict if
+# the episode has no room for that.
+REPLY = "no end: the environment replied, and the response has no room left"
 FROM_PYTHON = "python:"  # begins the name of a function that is no file's
 MAX_ANSWER = 1_000  # characters of a response that serve as its answer
 _WHAT = "config.reward.verifier"
 _PLACES = "'file.py:function' or 'package.module:function'"
 _ELSEWHERE = {"rloo": "leave_one_out", "dr_grpo": "centered", "ppo_clip": "ppo"}
-_PARAMETERS = "use (response, example, step) or (responses, example, step)"
+_PARAMETERS = "use (response, example, step), with responses or messages first"
 
 # A step may sum the squares of 10^9 tokens' rewards in float32, up to 3.4e38.
 _MOST_REWARD = 1e12
@@ -175,6 +178,8 @@ class Function(NamedTuple):
   # that raises or is late is tried; otherwise 0 and 1.
   together: int = 0
   tries: int = 1
+  # Whether it takes the messages of an episode, and may return the next one.
+  episode: bool = False
 
   def share(self, workers: int) -> int:
     """Calls that wait at a time in one of the workers."""
@@ -203,7 +208,7 @@ def load(name: str, given: Mapping[str, Callable] | None = None) -> Function:
   except (TypeError, ValueError):  # some functions in C
     parameters = {}
   first = next(iter(parameters), "")
-  if first not in ("response", "responses"):
+  if first not in ("response", "responses", "messages"):
     raise ValueError(f"{where} takes ({', '.join(parameters)}); {_PARAMETERS}")
   for other in [*parameters.values()][1:]:
     optional = other.default is not other.empty
@@ -211,6 +216,7 @@ def load(name: str, given: Mapping[str, Callable] | None = None) -> Function:
       raise ValueError(f"{where} has parameter {other}; {_PARAMETERS}")
   takes = frozenset(parameters) & {"example", "step"}
   out = Function(name, call, first == "responses", takes, digest)
+  out = out._replace(episode=first == "messages")
   if not inspect.iscoroutinefunction(call):
     return out
   together, retries = (
@@ -281,8 +287,13 @@ def _arguments(
 ) -> dict[str, Any]:
   # From a JSON text, so that a call cannot change the next one's example.
   # Passed by name, so that the order of parameters is free.
-  known = {"example": loads(example), "step": step}
+  given = loads(example)
+  known = {"example": given, "step": step}
   known = {k: v for k, v in known.items() if k in function.takes}
+  if function.episode:
+    each = zip(itertools.cycle(("assistant", "user")), loads(responses[0]))
+    turns = [{"role": role, "content": text} for role, text in each]
+    return {"messages": [*map(dict, given["messages"]), *turns], **known}
   if function.whole:
     return {"responses": [*responses], **known}
   return {"response": responses[0], **known}
@@ -314,6 +325,12 @@ def _read(
   found = []
   for value, response in zip(values, responses, strict=True):
     try:
+      if function.episode:
+        *_, response = loads(response)
+        if isinstance(value, str):
+          text = value.encode("utf-8", "replace").decode()
+          found.append(Verdict("fail", 0.0, REPLY, text))
+          continue
       found.append(_verdict(value, response))
     except BaseException as error:  # float() of a user's object may raise
       found.append(_invalid(failure(function.name, function.call, error)))
@@ -411,7 +428,8 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
         [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
 
   Several threads may call `score` at once. `whole` says which of the functions
-  take all responses to a prompt.
+  take all responses to a prompt, `episodes` whether it takes messages. Its
+  responses are JSON lists of texts, the policy's and replies in turn.
   """
 
   def __init__(
@@ -446,6 +464,11 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
       self._workers[-1].close()
       raise ValueError(str(error)) from None
     self.whole = [function.whole for function in self._functions]
+    self.episodes = any(function.episode for function in self._functions)
+    if self.episodes and len(names) > 1:
+      self._workers[-1].close()
+      must = "use it alone, since it ends the episodes"
+      raise ValueError(f"{_WHAT} = {names}: one takes messages; {must}")
     self._threads = futures.ThreadPoolExecutor(workers, "reward")
 
   def __exit__(self, *_: object) -> None:
@@ -663,7 +686,7 @@ def _work(link: int, names: Sequence[str]) -> None:
     field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
     fault = f"{field}{text or type(error).__name__}"
   digests = {f.name: f.digest for f in functions}
-  forms = [(f.name, f.whole, f.together, f.tries) for f in functions]
+  forms = [(f.name, f.whole, *f[-3:]) for f in functions]
   hello = fault, digests, forms
 
   def answer(question: Any) -> list[Any]:
