@@ -61,7 +61,7 @@ def test_a_lock_has_hashes_and_meets_the_requirements(lock):
   assert all(len({*each}) == len(each) for each in hashes.values())
   assert len(hashes["numpy"]) > 20  # wheels of other platforms are accepted too
   kind, _, python = lock.stem.partition("-py3")
-  extras = [kind, "parquet", "if", "wandb"] if kind != "cpu" else []
+  extras = [kind, "parquet", "if", "wandb", "serve"] if kind != "cpu" else []
   assert unmet(versions, required("gym", *extras), f"3.{python}") == []
 
 

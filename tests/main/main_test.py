@@ -56,6 +56,8 @@ def message(done: subprocess.CompletedProcess) -> str:
   (("--mode=report", "--workdir="), "--workdir is missing"),
   (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),
   (("--mode=sample", RUN[0]), "--mode=sample ... --config"),
+  (("--mode=serve", RUN[0]), "--mode=serve ... --config"),
+  (("--mode=sample", "--port=1"), "--port ... --mode=serve"),
   ((*RUN, "--workdir=b"),
     "--workdir ... 2 ... --mode=train ... --mode=report"),
   ((*RUN, "--begin_again", "--from_step=0"), "--begin_again and --from_step"),

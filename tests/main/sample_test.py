@@ -149,7 +149,7 @@ def test_responses_come_as_they_are_done(policy, monkeypatch):
     return rollouts(*args, **how)
 
   monkeypatch.setattr(sampler, "rollouts", spy)
-  monkeypatch.setattr(sample, "_TOGETHER", 13)
+  monkeypatch.setattr(sample, "TOGETHER", 13)
   each = policy.each([SHORT] * 5, 4, first=10)
   next(each)
   assert asked == [[10, 11]]  # 13 // 4, as a power of two
