@@ -132,8 +132,7 @@ def test_parameters_are_told_by_their_names(file, signature, got):
 
 @pytest.mark.parametrize("text, why", [
   ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
-  ("def score(response, gold): ...", "gold"),
-  ("score = int", "takes"),
+  ("def score(response, gold): ...", "gold"), ("score = int", "takes"),
   ("score = 1", "'score'"),
   ("import absent_xyz", "line 1: ModuleNotFoundError"),
   ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
@@ -175,12 +174,11 @@ def test_numbers_of_all_kinds_are_scores(value, score):
 @pytest.mark.parametrize("value, why", [
   ("1.0", "'1.0' ... number"), (b"1", "returned b'1'; return a number"),
   (bytearray(b"1"), "return a number"),
-  ([1.0], "returned [1.0]; return a number"),
-  ({}, "{} ... number"), (1j, "1j ... number"),
-  (np.ones(1), "array([1.]) ... number"),
+  ([1.0], "returned [1.0]; return a number"), ({}, "{} ... number"),
+  (1j, "1j ... number"), (np.ones(1), "array([1.]) ... number"),
   (10**400, "return a number"), (float("nan"), "nan ... finite"),
-  (1e39, "1e+39 ... at most 1e+12"),
-  (float("-inf"), "-inf ... finite"), (Verdict("right", 1.0), "'right'"),
+  (1e39, "1e+39 ... at most 1e+12"), (float("-inf"), "-inf ... finite"),
+  (Verdict("right", 1.0), "'right'"),
   (Verdict("pass", float("nan")), "nan ... finite"),
   (Verdict("pass", None), "None ... number"),
   (Verdict("fail", 0.0, None), "reason None ... text"),

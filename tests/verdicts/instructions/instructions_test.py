@@ -221,8 +221,7 @@ PLAIN = (
   ("no space.after a stop", 1), (". . . . . .", 0), ("! ! ! ?", 0),
   ("- - -\n* * *", 0),
   ("第一句。第二句！第三", 3),  # noqa: RUF001
-  ("Line one\nline two\n\nline three", 1),
-  ("Is it? yes", 2),
+  ("Line one\nline two\n\nline three", 1), ("Is it? yes", 2),
 ])  # fmt: skip
 def test_sentences_by_hand(text, count):
   assert instructions.count_sentences(text) == count

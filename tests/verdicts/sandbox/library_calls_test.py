@@ -30,16 +30,15 @@ def isolated(worker):
 
 
 @pytest.mark.parametrize(("answer", "gold", "equal"), [
-  (r"\frac{1}{2}", "0.5", True),
-  (r"\frac{2}{4}", r"\frac{1}{2}", True),
+  (r"\frac{1}{2}", "0.5", True), (r"\frac{2}{4}", r"\frac{1}{2}", True),
   (r"\sqrt{8}", r"2\sqrt{2}", True), ("(x+1)^2", "x^2+2x+1", True),
   ("(x+1)^2", "x^2+2x+2", False), (r"\{3,1,2\}", r"\{1,2,3\}", True),
   (r"(0,1)", r"(0,2)", False), ("2", "3", False),
   # Where the library's own rounding, at six places, is too kind.
   ("2e-7", "1e-7", False), ("0.33333333", r"\frac{1}{3}", False),
   ("3.14159265358979", r"\pi", False),
-  (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False),
-  ("", "1", False), (r"\frac{", "1", False),
+  (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False), ("", "1", False),
+  (r"\frac{", "1", False),
 ])  # fmt: skip
 def test_symbolic_by_hand(isolated, worker, answer, gold, equal):
   assert worker.ask("symbolic", answer, gold, timeout=LONG) is equal
