@@ -358,9 +358,8 @@ def test_transformers_generates_with_an_exported_run(exported):
     ids = model.generate(
       torch.tensor([prompt]),
       attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-      max_new_tokens=12,
-      do_sample=False,
-    )
+      max_new_tokens=12, do_sample=False,
+    )  # fmt: skip
     theirs = ids[0, len(prompt) :].tolist()
     assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
     assert theirs[-1] == text.eos_token_id  # it knows where to stop

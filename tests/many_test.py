@@ -48,10 +48,9 @@ def site(tmp_path_factory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp("many")
   (folder / "reward.py").write_text(REWARD)
   lines = [
-    {"prompt": f"Calculate {a} + {b}.", "answer": str(a + b)}
-    for a in range(10)
+    {"prompt": f"Calculate {a} + {b}.", "answer": str(a + b)} for a in range(10)
     for b in range(5)
-  ]
+  ]  # fmt: skip
   text = "".join(json.dumps(line) + "\n" for line in lines)
   (folder / "train.jsonl").write_text(text)
   return folder
@@ -384,9 +383,8 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
       assert status == processes.LOST
       assert re.fullmatch(
         rf"error: process {victim} of 2 \(.*\) has (ended|said nothing for "
-        r"30 s); this one ends; the same command resumes",
-        line,
-      )
+        r"30 s); this one ends; the same command resumes", line,
+      )  # fmt: skip
       if victim == 1 and (story := workdir / "events.jsonl").exists():
         assert last_word(story) == line.removeprefix("error: ")
   assert exact(trained(site, workdir, 2, *words)) == undisturbed.numbers

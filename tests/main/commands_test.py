@@ -42,10 +42,9 @@ LEAVES = {
   "simulate": "report/figure3.png", "prepare": "eurus2.jsonl",
 }  # fmt: skip
 DOCUMENTS = (
-  ROOT / "README.md",
-  ROOT / "configs" / "README.md",
+  ROOT / "README.md", ROOT / "configs" / "README.md",
   *sorted(ROOT.glob("brorl_jax/*/README.md")),
-)
+)  # fmt: skip
 
 
 def commands():

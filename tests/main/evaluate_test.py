@@ -73,10 +73,9 @@ def whole(tmp_path_factory):
 
 def refused(workdir, **changes) -> str:
   files = lambda: {
-    path: path.read_bytes()
-    for path in workdir.rglob("*")
+    path: path.read_bytes() for path in workdir.rglob("*")
     if path.is_file() and path.name != ".lock"
-  }
+  }  # fmt: skip
   before = files()
   with pytest.raises(UserError) as error:
     run(workdir, **changes)
@@ -193,10 +192,9 @@ def killed(workdir, monkeypatch, chunks):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "chunks, tear",
-  [(1, 0), (2, 400), (1, 10**6)],
+  "chunks, tear", [(1, 0), (2, 400), (1, 10**6)],
   ids=["between chunks", "inside a chunk", "all of it"],
-)
+)  # fmt: skip
 def test_a_killed_evaluation_ends_as_if_it_had_not_been(
   whole, tmp_path, monkeypatch, chunks, tear, capsys
 ):

@@ -262,12 +262,9 @@ def test_machine_code_stays_with_its_kind_of_machine(home, monkeypatch):
   name = machine()
   assert name.startswith(f"{platform.machine()}-2cpu-")
   for a, b in (
-    (" avx512f", ""),
-    ("model\t\t: 143", "model\t\t: 106"),
-    ("Xeon", "Xenon"),
-    ("family\t: 6", "family\t: 7"),
-    ("GenuineIntel", "AuthenticAMD"),
-  ):
+    (" avx512f", ""), ("model\t\t: 143", "model\t\t: 106"), ("Xeon", "Xenon"),
+    ("family\t: 6", "family\t: 7"), ("GenuineIntel", "AuthenticAMD"),
+  ):  # fmt: skip
     assert machine(CPUINFO.replace(a, b)) != name, a
   assert machine(CPUINFO.replace("2100", "800")) == name  # a moment's
   assert machine(CPUINFO.replace("processor\t: 0", "processor\t: 9")) == name

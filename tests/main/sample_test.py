@@ -237,9 +237,8 @@ def test_a_run_is_loaded_with_what_it_was_asked(run, policy, where, step, want):
   assert (found.step, found.max_new_tokens) == (want, 5)
   jax.tree.map(
     lambda x, y: np.testing.assert_array_equal(x, y * (1 + 0.01 * want)),
-    found.params,
-    policy.params,
-  )
+    found.params, policy.params,
+  )  # fmt: skip
   device = {jax.devices()[0]}
   assert all(x.devices() == device for x in jax.tree.leaves(found.params))
   assert texts(found.sample(SHORT, temperature=0.0))

@@ -50,9 +50,8 @@ class Scripted(TextPolicy):
       yield [
         (long, [-0.5] * limit, True)
         if i == 1 or len(tokens) > limit or sampling.top_k == 1
-        else (tokens, [-0.25] * len(tokens), False)
-        for i in range(n)
-      ]
+        else (tokens, [-0.25] * len(tokens), False) for i in range(n)
+      ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -575,11 +574,9 @@ def test_a_missing_library_is_one_line(failed, monkeypatch):
 def test_the_command_serves_until_a_signal():
   command = [sys.executable, "-m", "brorl_jax.main", "--mode=serve", "--port=0"]
   how = {
-    "stderr": subprocess.PIPE,
-    "stdout": subprocess.PIPE,
-    "text": True,
+    "stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True,
     "cwd": ROOT,
-  }
+  }  # fmt: skip
   env = os.environ | {serve.KEY: "k"}
   with subprocess.Popen(command, env=env, **how) as child:
     try:

@@ -385,9 +385,8 @@ def test_the_config_of_every_phase_is_checked():
 def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   known = sections.every_field()
   assert not any(
-    about.phased
-    for name, about in known.items()
+    about.phased for name, about in known.items()
     if name.partition(".")[0] in ("run", "policy", "data", "devices", "eval")
-  )
+  )  # fmt: skip
   assert known["sampling.n"].phased and known["optim.lr"].phased
   assert not known["optim.betas"].phased  # moments are made with it

@@ -204,10 +204,9 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   assert len(spread["head"]["kernel"].sharding.device_set) == 8
   total = np.zeros(2, int)
   for change in (
-    {"slots": 37},
-    {"n": 64, "max_new_tokens": 20},
+    {"slots": 37}, {"n": 64, "max_new_tokens": 20},
     {"mesh": mesh, "params": spread},
-  ):
+  ):  # fmt: skip
     flipped, compared = flips(base_of_policy(), run_policy(**change))
     assert compared > 3_000
     total += flipped, compared

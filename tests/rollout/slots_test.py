@@ -337,8 +337,7 @@ def test_slots_in_narrow_lanes_and_back(seed):
     first = jnp.any(state.rollout // N == state.window[:, :1], axis=1)
     after = jnp.stack([state.window[:, 1], jnp.full(lanes, P)], axis=1)
     state = dataclasses.replace(
-      state,
-      window=jnp.where(first[:, None], state.window, after),
+      state, window=jnp.where(first[:, None], state.window, after),
       started=jnp.where(first, state.started, state.started - N),
-    )
+    )  # fmt: skip
   assert state.home.tolist() == [0, 1, 2]

@@ -206,10 +206,9 @@ class Chunks:
 
   def __init__(self, prompts, n, chunk, seed=0):
     every = [
-      dynamic_sampling.Chunk(p, first)
-      for p in range(len(prompts.index))
+      dynamic_sampling.Chunk(p, first) for p in range(len(prompts.index))
       for first in range(0, n, chunk)
-    ]
+    ]  # fmt: skip
     order = np.random.default_rng(seed).permutation(len(every))
     self.prompts, self.left = prompts, [every[i] for i in order]
 

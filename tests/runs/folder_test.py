@@ -149,13 +149,10 @@ def test_the_other_fields_may_not(tmp_path):
   folder.write_config(values(), tmp_path)
   before = sections.flat(values())
   numbers = {
-    k: v
-    for k, v in before.items()
-    if isinstance(v, (int, float))
+    k: v for k, v in before.items() if isinstance(v, (int, float))
     and k.removeprefix("run.") not in FREE
-    and not k.startswith(("guard.", "policy.lora_"))
-    and "settings" not in k
-  }
+    and not k.startswith(("guard.", "policy.lora_")) and "settings" not in k
+  }  # fmt: skip
   assert len(numbers) > 60
   nested = sections.as_dict(config())
   for field, value in numbers.items():

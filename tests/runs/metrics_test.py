@@ -50,9 +50,8 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys, monkeypatch):
   writer.close()
   assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
     '{"step": 1, "reward/mean": 0.25, "policy/kl_ref": null}',
-    '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}',
-    '{"step": 3}',
-  ]
+    '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}', '{"step": 3}',
+  ]  # fmt: skip
   assert scalars_of(tmp_path) == {
     ("eval/pass_at_1", 0): 0.125, ("reward/mean", 1): 0.25,
     ("reward/mean", 2): 0.5, ("policy/kl_ref", 2): 0.75,
@@ -167,11 +166,10 @@ def test_empty_places_count_nowhere():
   rollouts, reward, kept = example()
   empty = np.array([[False] * 3, [False, True, True]])
   rollouts = dataclasses.replace(
-    rollouts,
-    tokens=np.where(empty[..., None], 0, rollouts.tokens),
+    rollouts, tokens=np.where(empty[..., None], 0, rollouts.tokens),
     logp=np.where(empty[..., None], 0.0, rollouts.logp).astype(np.float32),
     mask=rollouts.mask & ~empty[..., None],
-  )
+  )  # fmt: skip
   assert [x.tolist() for x in rollouts.distinct(1)] == [[0], [1]]
   assert [x.tolist() for x in rollouts.distinct(0)] == [[0, 2], [2, 1]]
   assert rollouts.slot_occupancy() == pytest.approx(3 / 4)  # of 7 tokens
@@ -290,10 +288,9 @@ def test_tensorboard_neither_ends_nor_delays_runs(tmp_path, capfd, monkeypatch):
   writer = metrics.Writer(tmp_path, after=-1, steps=9)
   (name,) = (str(p) for p in tmp_path.glob("events.out.tfevents.*"))
   (at,) = (
-    int(fd)
-    for fd in os.listdir("/proc/self/fd")
+    int(fd) for fd in os.listdir("/proc/self/fd")
     if os.path.realpath(f"/proc/self/fd/{fd}") == name
-  )
+  )  # fmt: skip
   full = os.open("/dev/full", os.O_WRONLY)
   os.dup2(full, at)
   os.close(full)

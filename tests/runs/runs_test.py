@@ -47,10 +47,9 @@ def measure(step, params, heldout):
   said |= {"score": float(right), "pass": right, "reason": ""}
   said |= {"status": "pass" if right else "fail"}
   yield [
-    {"id": name, "sample": n, "answer": "2", **said}
-    for name in "ab"
+    {"id": name, "sample": n, "answer": "2", **said} for name in "ab"
     for n in range(2)
-  ]
+  ]  # fmt: skip
 
 
 class One(Examples):

@@ -105,11 +105,9 @@ def test_only_slips_are_drawn(task, side):
 def test_demonstrations_are_those_that_the_embedded_policy_has_seen():
   """Whoever writes others makes another policy from the same recipe."""
   text = "\n".join(
-    write(entry_of(task), quality, random.Random(seed))
-    for task in EXAMPLES
-    for quality in QUALITIES
-    for seed in range(60)
-  )
+    write(entry_of(task), quality, random.Random(seed)) for task in EXAMPLES
+    for quality in QUALITIES for seed in range(60)
+  )  # fmt: skip
   assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f5dee60e5f468bf7"
 
 
