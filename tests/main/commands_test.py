@@ -56,7 +56,9 @@ def commands():
   for path in (*DOCUMENTS, *sorted(ROOT.glob("configs/*.py"))):
     text = path.read_text().replace("\\\n", " ")
     if path.parent == ROOT:  # but for files that a reader brings, and answers
-      short = r"(?m)^brorl (?!.*(?:--mode=sample|train\.jsonl|my_))"
+      short = (
+        r"(?m)^brorl (?!.*(?:--mode=sample|--mode=serve|train\.jsonl|my_))"
+      )
       text = re.sub(short, "python -m brorl_jax.main ", text)
     for line in re.findall(r"python -m brorl_jax\.main[^\n`#]*", text):
       command = " ".join(line.split())
