@@ -62,10 +62,8 @@ def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(2, 3, 5, 3, 6)), dtype)
   cos, sin = Rope(100.0).turn(jnp.asarray(rng.integers(0, 99, (2, 1, 5))), 6)
-  forms = [
-    lambda x, target=target: attention.rotate(x, cos, sin, target)
-    for target in (TPU, CPU)
-  ]
+  forms = [lambda x, target=target: attention.rotate(x, cos, sin, target)
+    for target in (TPU, CPU)]  # fmt: skip
   (got, pull), (want, reference) = (jax.vjp(form, x) for form in forms)
   slope = jnp.asarray(rng.normal(size=x.shape), dtype)
   # Where slopes are bfloat16, either form rounds them.
@@ -73,8 +71,7 @@ def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
   np.testing.assert_allclose(got, want, atol=atol / 10, rtol=0)
   np.testing.assert_allclose(
     *(np.asarray(f(slope)[0], np.float32) for f in (pull, reference)),
-    atol=atol, rtol=0,
-  )  # fmt: skip
+    atol=atol, rtol=0)  # fmt: skip
 
 
 def test_the_scale_of_a_rope_lengthens_what_it_turns():
@@ -255,7 +252,7 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
 
 
 @pytest.mark.parametrize("masks, softcap, pieces", [
-  (None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))
+  (None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10)),
 ])  # fmt: skip
 def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
   """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""

@@ -32,9 +32,8 @@ MIB = 2**20
 JITTED = {
   "score": (update, "logp_of"), "gradient": (update, "_add"),
   "apply": (update, "_apply"), "prefill": (stream, "open_shelf"),
-  "decode": (rollout_programs, "segment"),
-  "read": (stream, "read_more"), "admit": (stream, "_admit"),
-  "compact": (rollout_programs, "resize"),
+  "decode": (rollout_programs, "segment"), "read": (stream, "read_more"),
+  "admit": (stream, "_admit"), "compact": (rollout_programs, "resize"),
   "take": (stream, "_taken"),
   "evaluation: prefill": (rollout_programs, "start"),
   "evaluation: finish": (rollout_programs, "finish"),
@@ -286,10 +285,8 @@ def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
   show, capsys, name, lower
 ):
   show(made.needs(name, temp_bytes=made.POOL - 4 * MIB))  # what just fits
-  some = [
-    made.needs(which, temp_bytes=made.POOL + more)
-    for which, more in (("prefill", 0), (name, MIB))
-  ]
+  some = [made.needs(which, temp_bytes=made.POOL + more)
+    for which, more in (("prefill", 0), (name, MIB))]  # fmt: skip
   with refuses(TooLarge, f"{name} needs ... lower {lower}"):
     show(*some, job=made.run(theory_prompts=16))
   assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False

@@ -108,10 +108,8 @@ def test_a_gpu_that_is_not_here_is_compiled_for(told, environment, installed):
   topology.prepare(topology.parse("h100:1x8"))
   # No GPU is looked for, and no program is kept that cannot be read back.
   assert told == {"jax_enable_compilation_cache": False, "jax_platforms": "cpu"}
-  assert environment == {
-    "XLA_FLAGS": "--some --xla_gpu_cuda_data_dir=/nvcc",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-  }
+  assert environment == {"XLA_FLAGS": "--some --xla_gpu_cuda_data_dir=/nvcc",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}  # fmt: skip
 
 
 def test_a_tpu_that_is_not_here_is_compiled_for(told, environment, installed):
@@ -188,16 +186,13 @@ def test_a_mesh_of_a_tpu_has_its_hosts_one_after_the_other(monkeypatch):
   chip = lambda i: SimpleNamespace(
     id=i, process_index=i % 2, slice_index=0, platform="tpu"
   )
-  where = topology.Topology(
-    Name("v5e", (2, 4)), [*map(chip, range(8))],
-    Target("tpu", 8, 1),
-  )  # fmt: skip
+  where = topology.Topology(Name("v5e", (2, 4)), [*map(chip, range(8))],
+    Target("tpu", 8, 1))  # fmt: skip
   asked = []
   mesh = meshes.make_mesh()
   monkeypatch.setattr(meshes, "over", lambda *x: (asked.append(x), mesh)[1])
   where.mesh(Axes(fsdp=8))
   ((groups, axes),) = asked
   assert axes == Axes(fsdp=8)
-  assert [[d.id for d in group] for group in groups] == [
-    [0, 2, 4, 6], [1, 3, 5, 7],
-  ]  # fmt: skip
+  assert [[d.id for d in group]
+    for group in groups] == [[0, 2, 4, 6], [1, 3, 5, 7]]  # fmt: skip
