@@ -49,12 +49,9 @@ FILES = {
 @pytest.fixture
 def small(monkeypatch):
   modules = {f"brorl_jax.{k}": ast.parse(text) for k, text in FILES.items()}
-  code = {
-    f"brorl_jax.{k}.{x.name}": x
-    for k in FILES
-    for x in modules[f"brorl_jax.{k}"].body
-    if isinstance(x, ast.FunctionDef)
-  }
+  code = {f"brorl_jax.{k}.{x.name}": x
+    for k in FILES for x in modules[f"brorl_jax.{k}"].body if isinstance(x,
+      ast.FunctionDef)}  # fmt: skip
   code["brorl_jax.c.K"] = modules["brorl_jax.c"].body[1].body[0]
   monkeypatch.setattr(house, "MODULES", modules)
   monkeypatch.setattr(house, "FUNCTIONS", code)

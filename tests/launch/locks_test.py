@@ -30,15 +30,10 @@ def required(*extras):
 
 
 def unmet(versions, requirements, python):
-  return [
-    str(r)
-    for r in requirements
+  return [str(r) for r in requirements
     if (r.marker is None or r.marker.evaluate({"python_version": python}))
-    and not (
-      (version := versions.get(canonicalize_name(r.name)))
-      and r.specifier.contains(version, prereleases=True)
-    )
-  ]
+    and not ((version := versions.get(canonicalize_name(r.name)))
+      and r.specifier.contains(version, prereleases=True))]  # fmt: skip
 
 
 def test_there_is_a_lock_for_each_python_and_image():

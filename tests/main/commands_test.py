@@ -36,15 +36,11 @@ SHORT = {
   "simulate": """--config.steps=3 --config.vocab=500 --config.correct=50
     --config.n=(4,64)""",
 }
-LEAVES = {
-  "train": "report/index.html", "report": "report/index.html",
+LEAVES = {"train": "report/index.html", "report": "report/index.html",
   "evaluate": "eval/summary.json", "export": "model.safetensors",
-  "simulate": "report/figure3.png", "prepare": "eurus2.jsonl",
-}  # fmt: skip
-DOCUMENTS = (
-  ROOT / "README.md", ROOT / "configs" / "README.md",
-  *sorted(ROOT.glob("brorl_jax/*/README.md")),
-)  # fmt: skip
+  "simulate": "report/figure3.png", "prepare": "eurus2.jsonl"}  # fmt: skip
+DOCUMENTS = (ROOT / "README.md", ROOT / "configs" / "README.md",
+  *sorted(ROOT.glob("brorl_jax/*/README.md")))  # fmt: skip
 
 
 def commands():

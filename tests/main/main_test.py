@@ -119,22 +119,18 @@ def test_a_config_file_that_fails_is_one_line(tmp_path, refused, text, line):
 
 
 def test_overrides_are_typed_and_reach_the_run(arrived):
-  c, workdir, how = arrived(
-    *("--config=configs/n16.py", "--workdir=runs/a b"),
+  c, workdir, how = arrived(*("--config=configs/n16.py", "--workdir=runs/a b"),
     *("--config.optim.lr=1", "--config.data.families.gcd.weight", "3"),
     "--config.policy.checkpoint=/a --config.b",
     "--config.run.phases=({'from_step': 3, 'sampling.n': 32},)",
-    "--allow_config_change",
-  )
+    "--allow_config_change")  # fmt: skip
   assert (c.optim.lr, c.sampling.n, workdir) == (1.0, 16, "runs/a b")
   assert isinstance(c.optim.lr, float)
   assert c.data.families["gcd"].weight == 3.0
   assert c.policy.checkpoint == "/a --config.b"
   assert c.phases[1].config.sampling.n == 32
-  assert how == {
-    "allow_change": True, "begin_again": False, "from_step": None,
-    "profile_step": None,
-  }  # fmt: skip
+  assert how == {"allow_change": True,
+    "begin_again": False, "from_step": None, "profile_step": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["n16", "configs/n16.py"])

@@ -47,11 +47,9 @@ class Scripted(TextPolicy):
     tokens = [*self.tokenizer.encode(SAID), *self.tokenizer.stop_ids[:1]]
     long = (tokens[:-1] * limit)[:limit]
     for _ in ids:
-      yield [
-        (long, [-0.5] * limit, True)
-        if i == 1 or len(tokens) > limit or sampling.top_k == 1
-        else (tokens, [-0.25] * len(tokens), False) for i in range(n)
-      ]  # fmt: skip
+      yield [(long, [-0.5] * limit, True) if i == 1 or len(tokens) > limit
+        or sampling.top_k == 1 else (tokens, [-0.25] * len(tokens), False)
+        for i in range(n)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +147,8 @@ def test_a_conversation_is_answered(served, scripted):
   assert long["finish_reason"] == "length"
   tokens = len(scripted.tokenizer.encode(SAID)) + 1
   read = len(scripted.tokenizer.render(ASK["messages"]))
-  assert reply["usage"] == {
-    "prompt_tokens": read, "completion_tokens": 100 + 2 * tokens,
-    "total_tokens": 100 + 2 * tokens + read,
-  }  # fmt: skip
+  assert reply["usage"] == {"prompt_tokens": read, "completion_tokens": 100
+    + 2 * tokens, "total_tokens": 100 + 2 * tokens + read}  # fmt: skip
 
 
 def test_prompts_are_completed(served, scripted):
@@ -573,10 +569,8 @@ def test_a_missing_library_is_one_line(failed, monkeypatch):
 @pytest.mark.ci
 def test_the_command_serves_until_a_signal():
   command = [sys.executable, "-m", "brorl_jax.main", "--mode=serve", "--port=0"]
-  how = {
-    "stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True,
-    "cwd": ROOT,
-  }  # fmt: skip
+  how = {"stderr": subprocess.PIPE,
+    "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}  # fmt: skip
   env = os.environ | {serve.KEY: "k"}
   with subprocess.Popen(command, env=env, **how) as child:
     try:

@@ -249,16 +249,10 @@ def test_every_rule_has_a_value_that_breaks_it():
   for section in dataclasses.fields(c):
     name, values = section.name, getattr(c, section.name)
     fields |= {f"{name}.{field}" for field, _, _ in values.rules()}
-    fields |= {
-      f"{name}.{field.name}"
-      for field in dataclasses.fields(values)
-      if typing.get_origin(field.type) is typing.Literal
-    }
-  domains = {
-    f"data.domains.{name}.{field}"
-    for name in c.data.domains
-    for field in ("weight", "reward")
-  }
+    fields |= {f"{name}.{field.name}" for field in dataclasses.fields(values)
+      if typing.get_origin(field.type) is typing.Literal}  # fmt: skip
+  domains = {f"data.domains.{name}.{field}"
+    for name in c.data.domains for field in ("weight", "reward")}  # fmt: skip
   assert fields | domains == broken_by_bad()
 
 
@@ -313,13 +307,10 @@ def phases_refused(said, *changes):
 
 
 def test_phases_add_up():
-  changes = (
-    {"from_step": 3, "sampling.n": 256, "optim.lr": 1},
-    {
-      "from_step": 7, "sampling.n": 128, "reward.length": "replace",
-      "reward.length_range": (-0.5, 1.0), "reward.mask_truncated": True,
-    },
-  )  # fmt: skip
+  changes = ({"from_step": 3, "sampling.n": 256, "optim.lr": 1},
+    {"from_step": 7, "sampling.n": 128,
+      "reward.length": "replace", "reward.length_range": (-0.5, 1.0),
+      "reward.mask_truncated": True})  # fmt: skip
   c = training(phases=changes)
   (first, one, none), (second, two, what), (third, three, _) = c.phases
   assert (first, second, third) == (1, 3, 7)

@@ -275,14 +275,11 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
   code = f"open({str(marker)!r}, 'w').close()\n"
   for name in ("configuration_mine", "modeling_mine", "sitecustomize"):
     (tmp_path / f"{name}.py").write_text(code)
-  config = QWEN | {
-    "model_type": model_type, "architectures": ["MyModel"],
-    "trust_remote_code": True,
-    "auto_map": {
-      "AutoConfig": "configuration_mine.MyConfig",
+  config = QWEN | {"model_type": model_type,
+    "architectures": ["MyModel"], "trust_remote_code": True,
+    "auto_map": {"AutoConfig": "configuration_mine.MyConfig",
       "AutoModel": "modeling_mine.MyModel",
-      "AutoModelForCausalLM": "modeling_mine.MyModel"}
-  }  # fmt: skip
+      "AutoModelForCausalLM": "modeling_mine.MyModel"}}  # fmt: skip
   if model_type == "qwen2":
     assert read(tmp_path, config) == SAME
   else:

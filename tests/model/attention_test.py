@@ -338,10 +338,8 @@ def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
   # A prompt of two tokens, its answers a b and c, a second tree, padding.
   #            0  1  a  b  c  0  .
   visible, depth = attention.tree_views(jnp.array([[[5, 5, 4, 4, 5, 6, 0]]]))
-  want = [
-    [1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0],
-    [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0],
-    [0, 0, 0, 0, 0, 0, 1],
-  ]  # fmt: skip
+  want = [[1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0],
+    [1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0],
+    [0, 0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0, 1]]  # fmt: skip
   np.testing.assert_array_equal(visible[0, 0], np.array(want, bool))
   np.testing.assert_array_equal(depth[0, 0], [0, 1, 2, 3, 2, 0, 0])

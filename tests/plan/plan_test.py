@@ -82,11 +82,9 @@ def test_rows_are_as_many_as_fit():
 
 
 # What XLA may use of a device, and how many there are.
-MACHINES = {
-  "h100:1x8": ("gpu", 8, 72.8), "h100:8x8": ("gpu", 64, 72.8),
+MACHINES = {"h100:1x8": ("gpu", 8, 72.8), "h100:8x8": ("gpu", 64, 72.8),
   "v5p:2x2x2": ("tpu", 8, 95.7), "v5p:4x4x4": ("tpu", 64, 95.7),
-  "v6e:4x4": ("tpu", 16, 31.2), "v6e:8x8": ("tpu", 64, 31.2),
-}  # fmt: skip
+  "v6e:4x4": ("tpu", 16, 31.2), "v6e:8x8": ("tpu", 64, 31.2)}  # fmt: skip
 
 
 @pytest.mark.parametrize(

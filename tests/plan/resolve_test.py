@@ -221,11 +221,9 @@ def behaviour(phase):
   length = 1 + jnp.arange(12.0).reshape(3, 4)
   params = {"w": jnp.arange(1.0, 4.0)}
   step, _ = phase.tx.update(params, phase.tx.init(params), params)
-  return {
-    "advantage": phase.advantage(reward, valid, length),
-    "keep": phase.keep(reward, valid), "tx": step["w"],
-    "lr": [phase.lr(i) for i in (0, 3, 99)],
-  }  # fmt: skip
+  return {"advantage": phase.advantage(reward, valid, length),
+    "keep": phase.keep(reward, valid),
+    "tx": step["w"], "lr": [phase.lr(i) for i in (0, 3, 99)]}  # fmt: skip
 
 
 def test_every_part_of_a_phase_follows_from_its_own_config():

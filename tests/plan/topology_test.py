@@ -127,10 +127,8 @@ def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):
   topology.prepare(Name("here"))
   assert told == {}
   topology.prepare(Name("cpu", (5,)))
-  assert told == {
-    "jax_enable_compilation_cache": False, "jax_platforms": "cpu",
-    "jax_num_cpu_devices": 5,
-  }  # fmt: skip
+  assert told == {"jax_enable_compilation_cache": False,
+    "jax_platforms": "cpu", "jax_num_cpu_devices": 5}  # fmt: skip
   assert environment == {"XLA_FLAGS": "--some"}
 
 

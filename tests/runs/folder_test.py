@@ -218,10 +218,8 @@ with folder.hold(pathlib.Path(sys.argv[1])):
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
   workdir = tmp_path / "runs" / "run"
-  other = subprocess.Popen(
-    [sys.executable, "-c", HOLD, workdir], stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE, text=True,
-  )  # fmt: skip
+  other = subprocess.Popen([sys.executable, "-c", HOLD, workdir],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
   assert other.stdout.readline() == "held\n"
   in_use = pytest.raises(UserError, match=f"in use by process {other.pid};")
   with in_use, folder.hold(workdir):

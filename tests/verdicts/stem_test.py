@@ -80,10 +80,8 @@ def test_no_right_choice(answer, reason):
 
 
 @few
-@given(
-  st.sampled_from("ABCDE"), st.sets(st.sampled_from("ABCDE"), min_size=2),
-  st.sampled_from([" or ", ", ", " and ", " ", "/", "; ", ""]),
-)  # fmt: skip
+@given(st.sampled_from("ABCDE"), st.sets(st.sampled_from("ABCDE"), min_size=2),
+  st.sampled_from([" or ", ", ", " and ", " ", "/", "; ", ""]))  # fmt: skip
 def test_no_spray_of_letters_passes(right, letters, between):
   spray = between.join(sorted(letters))
   for form in (
@@ -312,11 +310,9 @@ WORDS = st.lists(
 @given(WORDS)
 def test_formatting_does_not_matter(words):
   text = " ".join(words)
-  for other in (
-    f"The {text}.", rf"\text{{{text}}}", f"**{text}**", f"({text})",
-    text.replace("β", r"\beta").replace("CO2", "CO_2"),
-    text.replace("cell", "CELL").replace("CO2", "CO₂"),
-  ):  # fmt: skip
+  for other in (f"The {text}.", rf"\text{{{text}}}", f"**{text}**",
+    f"({text})", text.replace("β", r"\beta").replace("CO2", "CO_2"),
+    text.replace("cell", "CELL").replace("CO2", "CO₂")):  # fmt: skip
     assert stem.same_words(other, text), other
 
 

@@ -175,10 +175,8 @@ def lone_asterisk(kind, text):
   )
 
 
-@pytest.mark.skipif(
-  importlib.util.find_spec("if_verifiable") is None,
-  reason="needs if-verifiable",
-)
+@pytest.mark.skipif(importlib.util.find_spec("if_verifiable") is None,
+  reason="needs if-verifiable")  # fmt: skip
 @pytest.mark.parametrize("kind, kwargs", COMPARED)
 def test_the_rules_are_ifevals(kind, kwargs):
   theirs = instructions.if_library._checker(kind)

@@ -190,10 +190,8 @@ def test_rational_operations_are_those_of_fractions(a, b):
 
 
 @few
-@hypothesis.given(
-  strategies.fractions(min_value=0, max_denominator=50),
-  strategies.integers(2, 9),
-)
+@hypothesis.given(strategies.fractions(min_value=0, max_denominator=50),
+  strategies.integers(2, 9))  # fmt: skip
 def test_roots_undo_powers(a, n):
   power = combined("^", a, Fraction(n)) if a else Fraction(0)
   assert combined("root", power, Fraction(n)) == a

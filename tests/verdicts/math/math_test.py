@@ -48,11 +48,8 @@ def is_right(line):
 
 
 def test_every_line_of_the_corpus_is_judged_as_labelled():
-  wrong = [
-    (number, line["why"], line["answer"][:60], line["gold"][:60])
-    for number, line in enumerate(LINES, 1)
-    if not is_right(line)
-  ]
+  wrong = [(number, line["why"], line["answer"][:60], line["gold"][:60])
+    for number, line in enumerate(LINES, 1) if not is_right(line)]  # fmt: skip
   assert wrong == []
 
 

@@ -16,15 +16,10 @@ from brorl_jax.verdicts.sandbox.codec import decode, dumps, encode, loads, same
 SOME = hypothesis.settings(
   max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-SCALARS = (
-  st.none() | st.booleans() | st.integers() | st.floats()
-  | st.complex_numbers() | st.text() | st.binary()
-)  # fmt: skip
-KEYS = st.recursive(
-  SCALARS,
-  lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
-  max_leaves=5,
-)
+SCALARS = (st.none() | st.booleans() | st.integers()
+  | st.floats() | st.complex_numbers() | st.text() | st.binary())  # fmt: skip
+KEYS = st.recursive(SCALARS, lambda inner: st.tuples(inner,
+    inner) | st.frozensets(inner, max_size=3), max_leaves=5)  # fmt: skip
 VALUES = st.recursive(
   SCALARS,
   lambda inner: (

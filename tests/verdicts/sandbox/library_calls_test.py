@@ -45,10 +45,8 @@ def test_symbolic_by_hand(isolated, worker, answer, gold, equal):
 
 
 def test_symbolic_evaluates_no_python(isolated, worker):
-  for answer in (
-    "__import__('os')._exit(0)", r"\text{__import__('os')._exit(0)}", "exit()",
-    "().__class__",
-  ):  # fmt: skip
+  for answer in ("__import__('os')._exit(0)",
+    r"\text{__import__('os')._exit(0)}", "exit()", "().__class__"):  # fmt: skip
     assert worker.ask("symbolic", answer, "0", timeout=LONG) is False
   assert worker.ask("symbolic", "1", "1", timeout=LONG) is True
 
@@ -97,12 +95,10 @@ def test_an_executed_answer_changes_nothing_for_the_next(isolated, worker):
 def test_an_answer_that_is_executed_reaches_nothing(isolated, worker, tmp_path):
   canary = tmp_path / "canary"
   puzzle = entry("spiral_matrix", "1 2 3")
-  for answer in (
-    f"[open({str(canary)!r}, 'w').write('x')]", "[__import__('os').fork()]",
-    "[__import__('subprocess').run('/bin/true')]",
+  for answer in (f"[open({str(canary)!r}, 'w').write('x')]",
+    "[__import__('os').fork()]", "[__import__('subprocess').run('/bin/true')]",
     "[__import__('socket').socket()]", "[open('/etc/passwd').read()]",
-    "[__import__('os').kill(1, 0)]",
-  ):  # fmt: skip
+    "[__import__('os').kill(1, 0)]"):  # fmt: skip
     assert worker.ask("gym", answer, puzzle, timeout=LONG) == 0.0
   assert not canary.exists()
 
