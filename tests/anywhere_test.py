@@ -40,12 +40,8 @@ def source(tmp_path_factory) -> pathlib.Path:
   """A folder with what a wheel is made of."""
   source = tmp_path_factory.mktemp("source")
   for name in ("brorl_jax", "configs"):
-    shutil.copytree(
-      ROOT / name,
-      source / name,
-      symlinks=True,
-      ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    shutil.copytree(ROOT / name, source / name,
+      symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
   for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt"):
     shutil.copy(ROOT / name, source)
   return source
@@ -132,12 +128,8 @@ def test_an_own_loss_and_an_own_config_train(brorl, tmp_path):
   pytest.importorskip("reasoning_gym")
   (tmp_path / "my_loss.py").write_text(example("my_loss.py"))
   (tmp_path / "mine.py").write_text(example("mine.py"))
-  done = brorl(
-    "--config=mine.py",
-    "--workdir=run",
-    "--config.loss.kind=my_loss.py:loss",
-    *SMALL,
-  )
+  done = brorl("--config=mine.py",
+    "--workdir=run", "--config.loss.kind=my_loss.py:loss", *SMALL)  # fmt: skip
   assert done.returncode == 0, done.stderr
   assert "lr 0.0001 = " in done.stdout
   first, second = metrics(tmp_path / "run")

@@ -30,10 +30,8 @@ def prose(path: pathlib.Path) -> str:
 
 def anchors(path: pathlib.Path) -> set[str]:
   headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
-  return {
-    re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-    for heading in headings
-  }
+  return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    for heading in headings}  # fmt: skip
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -156,10 +154,8 @@ def glossary(heading: str) -> list[str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp("glossary") / "run"
-  sums = [
-    {"domain": "math", "prompt": f"{i} + 5?", "answer": f"{i + 5}"}
-    for i in range(40)
-  ]
+  sums = [{"domain": "math", "prompt": f"{i} + 5?", "answer": f"{i + 5}"}
+    for i in range(40)]  # fmt: skip
   file = folder.with_name("sums.jsonl")
   file.write_text("".join(json.dumps(line) + "\n" for line in sums))
   words = """--config.run.steps=1 --config.sampling.n=4
@@ -193,21 +189,17 @@ def test_the_glossary_has_every_metric_and_no_other(run):
 
 
 def test_the_glossary_has_every_value_of_an_evaluation():
-  record = {
-    "id": "a", "domain": "gym", "task": "gcd", "sample": 0, "tokens": 3,
-    "truncated": False, "score": 1.0, "pass": True, "status": "pass",
-    "reason": "", "answer": "4",
-  }  # fmt: skip
+  record = {"id": "a", "domain": "gym",
+    "task": "gcd", "sample": 0, "tokens": 3, "truncated": False, "score": 1.0,
+    "pass": True, "status": "pass", "reason": "", "answer": "4"}  # fmt: skip
   values = evaluate.summary([record])["all"]
   assert glossary("Evaluation summary") == list(values)
 
 
 def test_the_table_of_samples_and_records_has_their_fields(run):
   text = CONFIGS.read_text().split("## Samples and records\n")[1]
-  written = {
-    "samples": set(lines(run / "samples.jsonl")[0]),
-    "records": set().union(*lines(run / "eval" / "records.jsonl")),
-  }
+  written = {"samples": set(lines(run / "samples.jsonl")[0]),
+    "records": set().union(*lines(run / "eval" / "records.jsonl"))}  # fmt: skip
   documented = {name: set() for name in written}
   for names, where in re.findall(r"^\| (`.+?`) \| (\w+) \|", text, re.M):
     for name in documented if where == "both" else [where]:

@@ -58,10 +58,8 @@ def start():
     ]
     quick = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK}
     environment = os.environ | quick
-    return subprocess.Popen(
-      command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-    )  # fmt: skip
+    return subprocess.Popen(command, cwd=ROOT, env=environment,
+      text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
   return start
 
@@ -86,21 +84,13 @@ def digest(workdir):
 
 def numbers(workdir):
   """Every line of the run's files, times and memory aside."""
-  timed = (
-    "time", "score/", "seconds", "rollout/tokens_per_s",
-    "rollout/samples_per_s", "memory/",
-  )  # fmt: skip
+  timed = ("time", "score/", "seconds",
+    "rollout/tokens_per_s", "rollout/samples_per_s", "memory/")  # fmt: skip
   keep = lambda line: {k: v for k, v in line.items() if not k.startswith(timed)}
   files = ("metrics.jsonl", "samples.jsonl", "eval/curve.jsonl")
   files += ("eval/records.jsonl", "events.jsonl")
-  return {
-    name: [
-      keep(line)
-      for line in metrics.read_lines(workdir / name)
-      if line.get("event") not in OF_PROCESS
-    ]
-    for name in files
-  }
+  return {name: [keep(line) for line in metrics.read_lines(workdir / name)
+      if line.get("event") not in OF_PROCESS] for name in files}  # fmt: skip
 
 
 def lines_of(workdir):
@@ -226,11 +216,9 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   file.write_text(REWARD)
   odd_lines(data)
   small = dict(steps=4, save_every=2, eval_every=2, phases="()", kl_weight=0.0)
-  small |= {
-    "data.files": data, "data.fields": "prompt:question", "reset_to": "latest",
-    "data.heldout_one_in": 4,
-    "reward.verifier": f"('{file}:score', '{file}:group')",
-  }  # fmt: skip
+  small |= {"data.files": data, "data.fields": "prompt:question",
+    "reset_to": "latest", "data.heldout_one_in": 4,
+    "reward.verifier": f"('{file}:score', '{file}:group')"}  # fmt: skip
   whole, killed = tmp_path / "whole", tmp_path / "killed"
   process = start(whole, **small)
   out, err = process.communicate(timeout=240)
@@ -355,12 +343,9 @@ def test_transformers_generates_with_an_exported_run(exported):
     temperature=0.0, stop_ids=(text.eos_token_id,),
   )  # fmt: skip
   for p, prompt in enumerate(prompts):
-    ids = model.generate(
-      torch.tensor([prompt]),
+    ids = model.generate(torch.tensor([prompt]),
       attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-      max_new_tokens=12,
-      do_sample=False,
-    )
+      max_new_tokens=12, do_sample=False)  # fmt: skip
     theirs = ids[0, len(prompt) :].tolist()
     assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
     assert theirs[-1] == text.eos_token_id  # it knows where to stop

@@ -20,13 +20,9 @@ RIGHT = (3, 0, 1, 2, 3)
 
 
 def puzzles(count=5):
-  return [
-    Example(
-      f"f{i % 2}/heldout/{i}", "gym", f"f{i % 2}",
-      ({"role": "user", "content": f"question {i}"},), {"i": i},
-    )
-    for i in range(count)
-  ]  # fmt: skip
+  return [Example(f"f{i % 2}/heldout/{i}", "gym",
+      f"f{i % 2}", ({"role": "user", "content": f"question {i}"},), {"i": i})
+    for i in range(count)]  # fmt: skip
 
 
 class Table:
@@ -60,10 +56,8 @@ class Table:
     return out
 
   def texts(self, rollouts):
-    return [
-      ["".join(map(str, row[keep])) for row, keep in zip(*p, strict=True)]
-      for p in zip(rollouts.tokens, rollouts.mask, strict=True)
-    ]
+    return [["".join(map(str, row[keep])) for row, keep in zip(*p, strict=True)]
+      for p in zip(rollouts.tokens, rollouts.mask, strict=True)]  # fmt: skip
 
 
 def evaluated(table, examples, **kwargs):
@@ -144,16 +138,12 @@ def test_nothing_is_sampled_before_it_is_asked_for():
 def prompt(name, statuses, *, domain="gym", answers=None, **fields):
   """Records of samples that pass (p), fail (f) or could not be judged (i)."""
   word = {"p": "pass", "f": "fail", "i": "invalid"}
-  return [
-    {
-      "id": name, "domain": domain, "task": name.split("/")[0], "sample": n,
-      "tokens": 2 + n, "truncated": n == 0, "score": float(s == "p"),
-      "pass": s == "p", "status": word[s],
-      "reason": "broken: x" if s == "i" else "",
-      "answer": answers[n] if answers else s, **fields,
-    }
-    for n, s in enumerate(statuses)
-  ]  # fmt: skip
+  return [{"id": name, "domain": domain,
+      "task": name.split("/")[0], "sample": n, "tokens": 2 + n,
+      "truncated": n == 0, "score": float(s == "p"), "pass": s == "p",
+      "status": word[s], "reason": "broken: x" if s == "i" else "",
+      "answer": answers[n] if answers else s, **fields}
+    for n, s in enumerate(statuses)]  # fmt: skip
 
 
 def all_of(records):
@@ -161,10 +151,8 @@ def all_of(records):
 
 
 def test_summary_by_hand():
-  got = evaluate.summary(
-    prompt("a/0", "pppp") + prompt("a/1", "pfff")
-    + prompt("b/0", "ffff") + prompt("m/0", "ppff", domain="math")
-  )  # fmt: skip
+  got = evaluate.summary(prompt("a/0", "pppp") + prompt("a/1", "pfff")
+    + prompt("b/0", "ffff") + prompt("m/0", "ppff", domain="math"))  # fmt: skip
   assert got.keys() == {"all", "by_domain"}
   assert got["by_domain"].keys() == {"gym", "math"}
   a, b = (got["by_domain"]["gym"]["by_task"][task] for task in "ab")
@@ -313,11 +301,8 @@ def test_draws_do_not_depend_on_the_order_of_groups():
 
 def test_intervals_are_those_of_prompts_within_tasks():
   """Task a: 60 prompts of which half are solved; b: 20, all solved."""
-  records = [
-    record
-    for i in range(60)
-    for record in prompt(f"a/{i}", "pp" if i % 2 else "ff")
-  ]
+  records = [record for i in range(60)
+    for record in prompt(f"a/{i}", "pp" if i % 2 else "ff")]  # fmt: skip
   records += [r for i in range(20) for r in prompt(f"b/{i}", "pp")]
   got = evaluate.summary(records)
   domain = got["by_domain"]["gym"]
@@ -354,10 +339,8 @@ def test_tasks_of_one_name_in_two_domains_are_two():
 
 
 @pytest.mark.ci
-@given(
-  st.lists(st.text("pfi", min_size=5, max_size=5), min_size=1, max_size=4),
-  st.randoms(use_true_random=False),
-)
+@given(st.lists(st.text("pfi", min_size=5, max_size=5), min_size=1, max_size=4),
+  st.randoms(use_true_random=False))  # fmt: skip
 @settings(deadline=None, max_examples=30)
 def test_summary_of_anything(prompts, random):
   records = [r for i, s in enumerate(prompts) for r in prompt(f"a/{i}", s)]

@@ -28,10 +28,8 @@ FILES = (
   "checkpoints/6/state/ocdbt.process_0/d/*",
   "checkpoints/6/state/d/*",
 )  # fmt: skip
-FAST = {
-  "programs": pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
-  "environment": {"XLA_FLAGS": compiling.QUICK},
-}
+FAST = {"programs": pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
+  "environment": {"XLA_FLAGS": compiling.QUICK}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +117,9 @@ def test_no_kind_of_file_is_forgotten(twin):
   known = {x.replace("checkpoints/6", "checkpoints/12") for x in FILES}
   known = {path for file in known for path in twin.glob(file)}
   mark = "commit_success.txt"  # orbax writes it, and nobody reads it
-  other = [
-    str(path)
-    for path in damage.files(twin)
-    if twin / path not in known
-    and path.parts[:2] != ("checkpoints", "9")
-    and path.parts[0] != "report"
-    and path.name not in (mark, "process_0")
-  ]
+  other = [str(path) for path in damage.files(twin) if twin / path not in known
+    and path.parts[:2] != ("checkpoints", "9") and path.parts[0] != "report"
+    and path.name not in (mark, "process_0")]  # fmt: skip
   assert other == []
 
 
@@ -140,10 +133,8 @@ def test_a_difference_is_seen(twin, workdir):
   assert runs.differences(workdir, twin) == []
   lines[6]["loss/total"] += 1e-12
   path.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
-  assert runs.differences(workdir, twin) == [
-    "metrics.jsonl: 11 lines, not 12",
-    "metrics.jsonl, line 7: loss/total",
-  ]
+  assert runs.differences(workdir, twin) == ["metrics.jsonl: 11 lines, not 12",
+    "metrics.jsonl, line 7: loss/total"]  # fmt: skip
   shutil.copy(twin / "metrics.jsonl", path)
   shutil.rmtree(workdir / "checkpoints" / "9")
   assert runs.differences(workdir, twin) == ["checkpoints: [12], not [9, 12]"]

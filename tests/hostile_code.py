@@ -32,10 +32,8 @@ MOST_PROCESSES = 200
 # A hostile program that wastes its time need not do so for long.
 SHORT = Limits(test_s=0.3, total_s=0.5, memory=1 << 29)
 
-CALLS = [
-  ([1, 2, 3, 1], 3), ([], 0), ([5, 4, 3, 2], 1), ([2, 2, 3, 9, 1, 2], 3),
-  (list(range(50)), 50),
-]  # fmt: skip
+CALLS = [([1, 2, 3, 1], 3), ([], 0), ([5, 4, 3, 2], 1),
+  ([2, 2, 3, 9, 1, 2], 3), (list(range(50)), 50)]  # fmt: skip
 _CHECK = """
 import functools
 
@@ -105,12 +103,8 @@ def run_all(names, level, canaries, *, at_once: int) -> dict[str, Report]:
     program = canaries.fill((FOLDER / f"{name}.py").read_text())
     watched = _Watched(local.jail)
     start = time.monotonic()
-    verdict = code.verify(
-      program,
-      TESTS[mode],
-      limits=Limits() if right == "pass" else SHORT,
-      jail=watched,
-    )
+    verdict = code.verify(program, TESTS[mode],
+      limits=Limits() if right == "pass" else SHORT, jail=watched)  # fmt: skip
     seconds = time.monotonic() - start
     return Report(verdict, seconds, watched.said)
 
@@ -212,10 +206,8 @@ class Canaries:
     name = f"brorl-{secrets.token_hex(8)}"
     abstract.bind(f"\0{name}")
     abstract.listen()
-    self._places |= {
-      "TCP": tcp.getsockname()[1], "UDP": udp.getsockname()[1],
-      "ABSTRACT": name,
-    }  # fmt: skip
+    self._places |= {"TCP": tcp.getsockname()[1],
+      "UDP": udp.getsockname()[1], "ABSTRACT": name}  # fmt: skip
     stop = threading.Event()
     watcher = threading.Thread(
       target=self._watch, args=(stop, tcp, udp, abstract)

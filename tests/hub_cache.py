@@ -6,13 +6,8 @@ import shutil
 from huggingface_hub import constants
 
 
-def made(
-  folder: pathlib.Path,
-  monkeypatch,
-  *,
-  of: str = "models--maker--model",
-  **revisions: pathlib.Path,
-) -> list[pathlib.Path]:
+def made(folder: pathlib.Path, monkeypatch, *, of: str = "models--maker--model",
+  **revisions: pathlib.Path) -> list[pathlib.Path]:  # fmt: skip
   """The snapshots of maker/model, one for each revision: copies."""
   cache = folder / "cache" / of
   monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))

@@ -17,17 +17,13 @@ _HERE = pathlib.Path(__file__)
 FILES = json.loads(_HERE.with_suffix(".json").read_text())
 QWEN3_MOE, LLAMA31 = FILES["QWEN3_MOE"], FILES["LLAMA31"]
 
-SMALL_QWEN = Policy(
-  vocab=151936, width=1536, layers=28, heads=12, kv_heads=2, head_size=128,
-  mlp=8960, rope=Rope(1e6), norm_eps=1e-6, tied=True, max_positions=131072,
-  qkv_bias=True,
-)  # fmt: skip
+SMALL_QWEN = Policy(vocab=151936, width=1536,
+  layers=28, heads=12, kv_heads=2, head_size=128, mlp=8960, rope=Rope(1e6),
+  norm_eps=1e-6, tied=True, max_positions=131072, qkv_bias=True)  # fmt: skip
 
-SMALL_QWEN3 = Policy(
-  vocab=151936, width=1024, layers=28, heads=16, kv_heads=8, head_size=128,
-  mlp=3072, rope=Rope(1e6), norm_eps=1e-6, tied=True, max_positions=40960,
-  qk_norm=True,
-)  # fmt: skip
+SMALL_QWEN3 = Policy(vocab=151936, width=1024,
+  layers=28, heads=16, kv_heads=8, head_size=128, mlp=3072, rope=Rope(1e6),
+  norm_eps=1e-6, tied=True, max_positions=40960, qk_norm=True)  # fmt: skip
 
 SMALL_GEMMA3 = Policy(
   vocab=262144, width=1152, layers=26, heads=4, kv_heads=1, head_size=256,
@@ -100,12 +96,10 @@ def new(config):
 
 
 # Sizes that are all different.
-QWEN = dict(
-  model_type="qwen2", vocab_size=32, hidden_size=24, intermediate_size=20,
-  num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-  hidden_act="silu", max_position_embeddings=512, rms_norm_eps=1e-5,
-  rope_theta=1e4, tie_word_embeddings=False,
-)  # fmt: skip
+QWEN = dict(model_type="qwen2", vocab_size=32, hidden_size=24,
+  intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
+  num_key_value_heads=2, hidden_act="silu", max_position_embeddings=512,
+  rms_norm_eps=1e-5, rope_theta=1e4, tie_word_embeddings=False)  # fmt: skip
 
 GONE = ...  # this field is not there
 

@@ -159,11 +159,9 @@ def descriptors() -> list[int]:
 
 
 _WALLED = "allocate touch read connect fork run kill".split()
-LIBRARY_CALLS = {
-  name: LibraryCall(value, isolated=name in _WALLED)
+LIBRARY_CALLS = {name: LibraryCall(value, isolated=name in _WALLED)
   for name, value in [*globals().items()]
-  if inspect.isfunction(value) and name != "preload"
-}
+  if inspect.isfunction(value) and name != "preload"}  # fmt: skip
 LIBRARY_CALLS["remember_afresh"] = LibraryCall(
   remember, isolated=True, fresh=True
 )

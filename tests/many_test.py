@@ -47,11 +47,8 @@ SMALL = """
 def site(tmp_path_factory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp("many")
   (folder / "reward.py").write_text(REWARD)
-  lines = [
-    {"prompt": f"Calculate {a} + {b}.", "answer": str(a + b)}
-    for a in range(10)
-    for b in range(5)
-  ]
+  lines = [{"prompt": f"Calculate {a} + {b}.", "answer": str(a + b)}
+    for a in range(10) for b in range(5)]  # fmt: skip
   text = "".join(json.dumps(line) + "\n" for line in lines)
   (folder / "train.jsonl").write_text(text)
   return folder
@@ -78,10 +75,8 @@ class Many:
     ]
     self.workdir, self.every = workdir, []
     for i, log in enumerate(self.logs):
-      many = (
-        f"--coordinator=127.0.0.1:{port}", f"--processes={count}",
-        f"--process_id={i}",
-      )  # fmt: skip
+      many = (f"--coordinator=127.0.0.1:{port}",
+        f"--processes={count}", f"--process_id={i}")  # fmt: skip
       folder, path, more = last if i + 1 == count else (None, None, ())
       paths = {"PYTHONPATH": f"{path or ROOT}:{ROOT}"}
       with log.open("w") as out:
@@ -100,10 +95,8 @@ class Many:
 
   def ended(self, *which: int, within_s: float = 400) -> list[int]:
     end = time.monotonic() + within_s
-    return [
-      self.every[i].wait(max(end - time.monotonic(), 0.1))
-      for i in which or range(len(self.every))
-    ]
+    return [self.every[i].wait(max(end - time.monotonic(), 0.1))
+      for i in which or range(len(self.every))]  # fmt: skip
 
   def connected(self) -> None:
     while not any("processes," in self.said(i) for i in range(2)):
@@ -138,10 +131,8 @@ NOT_THE_SAME = (
 def alike(one: pathlib.Path, other: pathlib.Path) -> None:
   """Same prompts, rollouts, kept groups and evaluations; parameters to 1e-5."""
   for name in ("samples.jsonl", "eval/records.jsonl", "eval/curve.jsonl"):
-    both = [
-      [{**line, "seconds": None} for line in lines(run / name)]
-      for run in (one, other)
-    ]
+    both = [[{**line, "seconds": None} for line in lines(run / name)]
+      for run in (one, other)]  # fmt: skip
     assert both[0] == both[1], name
   both = [lines(run / "metrics.jsonl") for run in (one, other)]
   for a, b in zip(*both, strict=True):
@@ -384,9 +375,8 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
       assert status == processes.LOST
       assert re.fullmatch(
         rf"error: process {victim} of 2 \(.*\) has (ended|said nothing for "
-        r"30 s); this one ends; the same command resumes",
-        line,
-      )
+        r"30 s); this one ends; the same command resumes", line,
+      )  # fmt: skip
       if victim == 1 and (story := workdir / "events.jsonl").exists():
         assert last_word(story) == line.removeprefix("error: ")
   assert exact(trained(site, workdir, 2, *words)) == undisturbed.numbers

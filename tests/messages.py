@@ -13,10 +13,8 @@ def mentions(message: str, pattern: str) -> bool:
 
   The parts are fields, values and key words, separated by " ... ".
   """
-  return any(
-    all(_holds(line, part) for part in pattern.split(" ... "))
-    for line in message.splitlines()
-  )
+  return any(all(_holds(line, part) for part in pattern.split(" ... "))
+    for line in message.splitlines())  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -52,10 +52,8 @@ def draw(z=SMALL, stored="float32", activations="float32", seed=0) -> Case:
     held = BlockPool(whole, size)
   else:
     held = BlockPool(normal(stored, *shape))
-  state = (
-    normal("float32", B, G, J), jnp.exp(normal("float32", B, G, J)),
-    normal("float32", B, G, J, K),
-  )  # fmt: skip
+  state = (normal("float32", B, G, J), jnp.exp(normal("float32", B, G, J)),
+    normal("float32", B, G, J, K))  # fmt: skip
   first, stop = jnp.asarray(ends, jnp.int32).T
   table = jnp.asarray(table, jnp.int32)
   return Case(normal(activations, B, G, J, K), state, held, table, first, stop)

@@ -123,12 +123,10 @@ def test_tensors_are_those_of_the_package(directory, kept):
   of = ("rope_theta", "rms_norm_eps", "num_key_value_heads", "eos_token_id")
   assert [config[name] for name in of] == [1e5, 1e-5, 3, 2]
   # Where they begin in the file, by the `gguf` package; bytes of a block.
-  for name, begin, size, shape in (
-    ("embed_tokens", 1785664, 34, (49152, 576)),
+  for name, begin, size, shape in (("embed_tokens", 1785664, 34, (49152, 576)),
     ("layers.3.mlp.down_proj", 82847296, 20, (576, 1536)),
     ("layers.3.self_attn.q_proj", 84784960, 20, (9, 32, 2, 576)),
-    ("layers.3.self_attn.k_proj", 84508480, 20, (3, 32, 2, 576)),
-  ):
+    ("layers.3.self_attn.k_proj", 84508480, 20, (3, 32, 2, 576))):  # fmt: skip
     end = begin + math.prod(shape) // 32 * size
     want = by_hand(raw[begin:end], size, shape)
     if len(shape) == 4:  # parts 2 i and 2 i + 1 of a head become i and 32 + i

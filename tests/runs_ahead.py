@@ -31,13 +31,8 @@ def topology(processes: int = 1) -> Topology:
   )
 
 
-def run(
-  policy: Policy = TINY,
-  *,
-  fast: bool = False,
-  processes: int = 1,
-  **fields: Any,
-) -> CompileJob:
+def run(policy: Policy = TINY, *, fast: bool = False,
+  processes: int = 1, **fields: Any) -> CompileJob:  # fmt: skip
   """24 prompts x 4 rollouts of 6 tokens, 16 prompts at a time, on 8 devices."""
   small = dict(
     n=4, samples=96, in_flight=64, prompt_tokens=10, max_new_tokens=6,

@@ -35,13 +35,9 @@ PASSES = {  # of the two samples of each prompt, by step
 
 
 def problems(path, numbers, *, prefix="q", domain="math"):
-  lines = [
-    {
-      "id": f"{prefix}-{i}", "domain": domain, "prompt": f"What is {i} + 5?",
-      "answer": str(i + 5),
-    }
-    for i in numbers
-  ]  # fmt: skip
+  lines = [{"id": f"{prefix}-{i}",
+      "domain": domain, "prompt": f"What is {i} + 5?", "answer": str(i + 5)}
+    for i in numbers]  # fmt: skip
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   return str(path)
 
@@ -100,12 +96,9 @@ def run(
   prompts = prompts or PROMPTS
   names = {name: name.replace("__", ".") for name in config}
   changes = {SHORT.get(names[k], names[k]): v for k, v in config.items()}
-  about = {
-    "config": merged(CONFIG, changes), "git_commit": "0" * 40,
-    "python": "3.11.7",
-    "versions": {"jax": "0.10.2", "reasoning-gym": "0.1.25"},
-    "data": {"held out": held},
-  }  # fmt: skip
+  about = {"config": merged(CONFIG, changes),
+    "git_commit": "0" * 40, "python": "3.11.7", "versions": {"jax": "0.10.2",
+      "reasoning-gym": "0.1.25"}, "data": {"held out": held}}  # fmt: skip
   path.mkdir(parents=True)
   (path / "config.json").write_text(json.dumps(about))
   dump(path / "metrics.jsonl", lines or metric_lines(max(passes) or 1))

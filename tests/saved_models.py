@@ -14,10 +14,8 @@ from brorl_jax.model import architectures, huggingface
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
-TINY = Policy(
-  vocab=32, width=16, layers=2, heads=4, kv_heads=2, head_size=6, mlp=20,
-  rope=Rope(1e4), norm_eps=1e-5, tied=False, qkv_bias=True,
-)  # fmt: skip
+TINY = Policy(vocab=32, width=16, layers=2, heads=4, kv_heads=2, head_size=6,
+  mlp=20, rope=Rope(1e4), norm_eps=1e-5, tied=False, qkv_bias=True)  # fmt: skip
 
 
 # Every axis divides by 8, or is not spread.
@@ -79,13 +77,11 @@ def refused(directory, *parts):
     assert str(part) in message or mentions(message, str(part)), message
 
 
-MOE = dict(
-  hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=6,
-  num_key_value_heads=4, moe_intermediate_size=8, num_experts=8,
-  num_experts_per_tok=2, norm_topk_prob=True, vocab_size=32, rms_norm_eps=1e-6,
-  rope_theta=1e4, model_type="qwen3_moe", decoder_sparse_step=1,
-  mlp_only_layers=[], attention_bias=True,
-)  # fmt: skip
+MOE = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+  head_dim=6, num_key_value_heads=4, moe_intermediate_size=8,
+  num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
+  vocab_size=32, rms_norm_eps=1e-6, rope_theta=1e4, model_type="qwen3_moe",
+  decoder_sparse_step=1, mlp_only_layers=[], attention_bias=True)  # fmt: skip
 
 
 def routed(directory):

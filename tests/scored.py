@@ -26,10 +26,7 @@ def scores(reward, answer=None, valid=None, task="some") -> Scores:
 def rollouts(tokens, mask=True, logp=0.0, truncated=False) -> Rollouts:
   """Of [P, N, T] tokens; 0 where `mask` says that there is none."""
   mask = np.array(np.broadcast_to(mask, tokens.shape))
-  return Rollouts(
-    tokens=np.where(mask, tokens, 0).astype(np.int32),
+  return Rollouts(tokens=np.where(mask, tokens, 0).astype(np.int32),
     logp=np.where(mask, logp, 0.0).astype(np.float32),
-    mask=mask,
-    truncated=np.array(np.broadcast_to(truncated, tokens.shape[:2])),
-    slot_steps=np.ones(len(tokens), np.float32),
-  )
+    mask=mask, truncated=np.array(np.broadcast_to(truncated, tokens.shape[:2])),
+    slot_steps=np.ones(len(tokens), np.float32))  # fmt: skip

@@ -32,19 +32,15 @@ GEMMA2 = changed(
 
 
 # As Gemma 3: a long rope for full layers, a short one for those that slide.
-GEMMA3 = changed(
-  layers=3, tied=True, qkv_bias=False, window=2, sliding=(True, True, False),
-  sliding_rope=Rope(7.0), rope=Rope(100.0, "linear", 4.0, scale=1.2),
-  qk_norm=True, norm_offset=1.0, post_norms=True, embed_scale=4.0,
-  activation="gelu_tanh",
-)  # fmt: skip
+GEMMA3 = changed(layers=3, tied=True,
+  qkv_bias=False, window=2, sliding=(True, True, False), sliding_rope=Rope(7.0),
+  rope=Rope(100.0, "linear", 4.0, scale=1.2), qk_norm=True, norm_offset=1.0,
+  post_norms=True, embed_scale=4.0, activation="gelu_tanh")  # fmt: skip
 
 
 # As Qwen 3 with routed experts.
-EXPERTS = changed(
-  qkv_bias=False, qk_norm=True, experts=5, experts_per_token=2,
-  normalize_experts=True,
-)  # fmt: skip
+EXPERTS = changed(qkv_bias=False, qk_norm=True,
+  experts=5, experts_per_token=2, normalize_experts=True)  # fmt: skip
 
 
 def shaken(policy, seed=0, by=0.3):

@@ -43,7 +43,5 @@ def entry_of(task: str) -> dict:
 
 
 def entry(name="gcd", answer="4", **metadata):
-  return {
-    "question": metadata.pop("question", "?"), "answer": answer,
-    "metadata": {"source_dataset": name, **metadata},
-  }  # fmt: skip
+  return {"question": metadata.pop("question", "?"), "answer": answer,
+    "metadata": {"source_dataset": name, **metadata}}  # fmt: skip

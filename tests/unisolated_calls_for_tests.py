@@ -11,7 +11,5 @@ def preload() -> None:
   seccomp_landlock.isolate = refuse
 
 
-LIBRARY_CALLS = {
-  "harmless": LibraryCall(lambda: 1),
-  "executing": LibraryCall(lambda: 2, isolated=True),
-}
+LIBRARY_CALLS = {"harmless": LibraryCall(lambda: 1),
+  "executing": LibraryCall(lambda: 2, isolated=True)}  # fmt: skip

@@ -74,7 +74,7 @@ from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 
-_MODES = "train evaluate plan prepare simulate export report sample"
+_MODES = "train evaluate plan prepare simulate export report sample serve"
 # Each flag, and what --help says of it.
 _HELP = """
 config: A file of configs/, or its name. --config.optim.lr=1e-4 overrides a
@@ -90,7 +90,8 @@ mode: train: reinforcement learning. evaluate: evaluates
   as a Hugging Face directory. report: compares runs and evaluations, one
   --workdir each; no --config. sample: a policy answers --prompt, --prompts or
   standard input; --workdir is a run, one of its checkpoints or a model
-  directory, by default the embedded policy; no --config.
+  directory, by default the embedded policy; no --config. serve: the same
+  policy behind OpenAI's HTTP interface.
 version: Prints the version.
 allow_config_change: Resume a run with a changed config.
 compilation_cache: Folder that keeps compiled programs between starts; off:
@@ -129,6 +130,8 @@ n: --mode=sample: responses per prompt.
 temperature: --mode=sample: temperature; 0 is greedy.
 max_new_tokens: --mode=sample: longest response in tokens; by default that of
   the run, or 256 for a model that is not a run.
+host: --mode=serve: address; any other needs a key, BRORL_API_KEY.
+port: --mode=serve: port to listen on.
 """
 _SAID = dict(re.findall(r"(?m)^(\w+): ((?:.|\n  )*)", _HELP))
 
@@ -161,6 +164,8 @@ _PROMPTS = _flag(flags.DEFINE_string, "prompts")
 _N = _flag(flags.DEFINE_integer, "n", 1)
 _TEMPERATURE = _flag(flags.DEFINE_float, "temperature", 1.0)
 _MAX_NEW_TOKENS = _flag(flags.DEFINE_integer, "max_new_tokens")
+_HOST = _flag(flags.DEFINE_string, "host", "127.0.0.1")
+_PORT = _flag(flags.DEFINE_integer, "port", 8000)
 # Flags of one mode; any other refuses them.
 _OF_MODE = {
   "train": (
@@ -171,6 +176,7 @@ _OF_MODE = {
   "prepare": (_SET,),
   "report": (_PAPER,),
   "sample": (_PROMPT, _PROMPTS, _N, _TEMPERATURE, _MAX_NEW_TOKENS),
+  "serve": (_HOST, _PORT),
 }
 
 
@@ -220,14 +226,14 @@ def check_flags() -> None:
       "--coordinator, --processes and --process_id are given together; or "
       "--distributed alone, where the cluster knows them"
     )
-  alone = mode in ("report", "sample")
+  alone = mode in ("report", "sample", "serve")
   if alone and _CONFIG.value is not None:
     raise UserError(f"--config is not for --mode={mode}; leave it out")
   if not alone and _CONFIG.value is None and mode != "prepare":
     raise UserError("--config is missing; see --help")
   if mode == "prepare" and not _SET.value:
     raise UserError("--set is missing; see --help")
-  if mode not in ("plan", "sample") and not all(given or [""]):
+  if mode not in ("plan", "sample", "serve") and not all(given or [""]):
     raise UserError("--workdir is missing; see --help")
   if mode != "report" and len(given) > 1:
     one = f"--mode={mode} takes one; only --mode=report takes several"
@@ -245,7 +251,7 @@ def prepare() -> None:
   if _MODE.value == "train":
     for number in process.stop_signals():
       signal.signal(number, terminate)
-  if _MODE.value in ("plan", "sample"):  # the others write files
+  if _MODE.value in ("plan", "sample", "serve"):  # the others write files
     Output.required = 1
 
 
@@ -309,6 +315,11 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
 
     how = {flag.name: flag.value for flag in _OF_MODE[mode]}
     sample.run(str(workdir) if _WORKDIR.value else "", **how)
+  elif mode == "serve":
+    from brorl_jax.main import serve
+
+    how = {flag.name: flag.value for flag in _OF_MODE[mode]}
+    serve.run(str(workdir) if _WORKDIR.value else "", **how)
   elif mode == "report":
     from brorl_jax.main import report
 

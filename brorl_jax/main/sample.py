@@ -10,6 +10,7 @@ two of prompt tokens and prompts, so that most later calls reuse them.
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import sys
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Key, PyTree
 
 from brorl_jax.data import dataset, schema
 from brorl_jax.errors import as_user_error, printable
@@ -36,7 +37,7 @@ from brorl_jax.verdicts.pool import Job, Pool
 # For models that are not runs: a run has its own limit.
 _MAX_NEW_TOKENS = 256
 # Rollouts that are sampled together; more are hardly faster.
-_TOGETHER = 512
+TOGETHER = 512
 
 Messages = Sequence[Mapping[str, str]]  # each with "role" and "content"
 
@@ -48,6 +49,10 @@ class Response(NamedTuple):
   tokens: list[int]  # with it
   logp: float  # of the tokens under the sampling distribution, in nats
   truncated: bool  # whether it was cut at the limit
+
+
+# Tokens with the end token, log-probability of each, and whether it was cut.
+Drawn = tuple[list[int], list[float], bool]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,23 +124,41 @@ class TextPolicy:
     ids = [self._rendered(i, one, limit) for i, one in enumerate(prompts)]
     if not ids:
       return
+    index, key = range(first, first + len(ids)), jax.random.key(seed)
+    for drawn in self.drawn(ids, index, key, n, limit, sampling):
+      text = self.tokenizer.decode([tokens for tokens, *_ in drawn])
+      yield [
+        Response(said, tokens, math.fsum(logp), cut)
+        for said, (tokens, logp, cut) in zip(text, drawn, strict=True)
+      ]
+
+  def drawn(
+    self,
+    ids: Sequence[Sequence[int]],
+    index: Sequence[int],
+    key: Key[Array, ""],
+    n: int,
+    limit: int,
+    sampling: SamplingParams,
+  ) -> Iterator[list[Drawn]]:
+    """Tokens in, tokens out, as soon as they are finished: what `n` responses
+    of at most `limit` tokens are depends on (key, index of the prompt) alone.
+    """
     width = sampler.prompt_width(max(map(len, ids)))
     fits = self._fitted(len(ids), n, width, limit, sampling)
     spec = fits.spec(sampling, self.tokenizer.stop_ids)
     done = 0
     while done < len(ids):
-      count = min(fits.load.prompts, _power_of_two(len(ids) - done))
-      part = ids[done : done + count]
-      index = np.arange(first + done, first + done + count, dtype=np.int32)
-      asked, key = Prompts(*left_pad(part, width), index), jax.random.key(seed)
+      count = min(fits.load.prompts, power_of_two(len(ids) - done))
+      part = slice(done, done + count)
+      numbers = np.array(index[part], np.int32)
+      asked = Prompts(*left_pad(ids[part], width), numbers)
       host = jax.device_get(sampler.rollouts(spec, self.params, asked, key))
       for p in range(count):
-        pairs = zip(host.tokens[p], host.mask[p], strict=True)
-        tokens = [row[keep].tolist() for row, keep in pairs]
-        logp = host.logp[p].sum(axis=1, dtype=np.float64)  # 0 after the end
-        text = self.tokenizer.decode(tokens)
-        columns = text, tokens, logp.tolist(), host.truncated[p].tolist()
-        yield [Response(*one) for one in zip(*columns, strict=True)]
+        rows = zip(host.tokens[p], host.logp[p], host.mask[p], strict=True)
+        pairs = [(of[keep].tolist(), x[keep].tolist()) for of, x, keep in rows]
+        cut = host.truncated[p].tolist()
+        yield [(*two, end) for two, end in zip(pairs, cut, strict=True)]
       done += count
 
   def posed(self, question: str | Example, domain: str = "") -> Messages:
@@ -176,7 +199,7 @@ class TextPolicy:
       self.policy,
       sum(x.nbytes for x in jax.tree.leaves(self.params)),
       n=n,
-      prompts=_power_of_two(min(prompts, max(_TOGETHER // n, 1))),
+      prompts=power_of_two(min(prompts, max(TOGETHER // n, 1))),
       prompt_tokens=width,
       max_new_tokens=limit,
       cut=how.top_p < 1.0 or how.top_k > 0,
@@ -190,7 +213,7 @@ class TextPolicy:
         load = dataclasses.replace(load, prompts=load.prompts // 2)
 
 
-def _power_of_two(most: int) -> int:
+def power_of_two(most: int) -> int:
   """The largest power of two that is at most `most`."""
   return 1 << (most.bit_length() - 1)
 

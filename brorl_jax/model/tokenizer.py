@@ -292,6 +292,10 @@ class Tokenizer:
     how = {"clean_up_tokenization_spaces": False}
     return [self.opened + self._tokenizer.decode(i, **how) for i in kept]
 
+  def pieces(self, ids: Iterable[int]) -> list[str]:
+    """The text of each token by itself; of a part of a character U+FFFD."""
+    return [self._tokenizer.decode([i]) for i in ids]
+
 
 def _stops(folder: pathlib.Path, eos: int | None, size: int) -> tuple[int, ...]:
   """Ids that `generation_config.json` names, else the config's, else eos."""

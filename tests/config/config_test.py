@@ -95,10 +95,8 @@ def test_what_is_wrong_below_a_name_is_told_with_all_of_it():
 
 
 def test_flat_by_hand():
-  assert config.flat({"a": 1, "b": {"c": [2], "d": {"e": {}}}}) == {
-    "a": 1,
-    "b.c": [2],
-  }
+  assert config.flat({"a": 1, "b": {"c": [2], "d": {"e": {}}}}) == {"a": 1,
+    "b.c": [2]}  # fmt: skip
 
 
 def test_every_field_says_what_it_means():
@@ -109,10 +107,8 @@ def test_every_field_says_what_it_means():
 
 
 def test_sections_load_nothing_but_the_standard_library():
-  code = (
-    "import sys; before = {*sys.modules}; import brorl_jax.config\n"
+  code = ("import sys; before = {*sys.modules}; import brorl_jax.config\n"
     "tops = {m.split('.')[0] for m in {*sys.modules} - before}\n"
-    "print(tops - {*sys.stdlib_module_names})"
-  )
+    "print(tops - {*sys.stdlib_module_names})")  # fmt: skip
   out = subprocess.check_output([sys.executable, "-c", code], text=True)
   assert out == "{'brorl_jax'}\n"

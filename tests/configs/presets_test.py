@@ -62,13 +62,9 @@ CHECKPOINT = {"checkpoint": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
 SCRIPT = {"truncated_factor": 0.1, "minibatches": 8, "kl_weight": 5e-4}
 SCRIPT |= {"dual_clip": 10.0, "boost": 0.1}
 MODEL |= SCRIPT
-OF_MODELS = {
-  n512: MODEL, n16: MODEL, n512_equal_samples: MODEL | {"minibatches": 1},
-  prorl_v1: {
-    "lr": 2e-6, "lr_samples": 0, "steps": 2_000,
-    "prompt_tokens": 1_024, "max_new_tokens": 7_168,
-  },
-}  # fmt: skip
+OF_MODELS = {n512: MODEL, n16: MODEL, n512_equal_samples: MODEL
+  | {"minibatches": 1}, prorl_v1: {"lr": 2e-6, "lr_samples": 0, "steps": 2_000,
+    "prompt_tokens": 1_024, "max_new_tokens": 7_168}}  # fmt: skip
 SIMULATED = {"vocab": 128_000, "correct": 10_000, "centred": True}
 SIMULATED |= {"lr": 1e-3, "steps": 1_000, "n": (4, 8, 16, 512, 51_200)}
 SIMULATED |= {"seeding": 3.0, "anchor": 5.0, "surrogate": "probability"}
@@ -266,12 +262,10 @@ def test_no_default_is_called_stated_that_is_not_compared_here():
 
 # What makes a puzzle harder, in the settings of the library: the harder side's
 # least is not below the run's most.
-HARDER = {
-  "chain_sum": "terms", "products": "digits", "gcd": "value", "lcm": "value",
-  "simple_equations": "terms", "letter_counting": "words",
-  "leg_counting": "animals", "count_bits": "n", "prime_factorization": "value",
-  "countdown": "numbers",
-}  # fmt: skip
+HARDER = {"chain_sum": "terms", "products": "digits",
+  "gcd": "value", "lcm": "value", "simple_equations": "terms",
+  "letter_counting": "words", "leg_counting": "animals", "count_bits": "n",
+  "prime_factorization": "value", "countdown": "numbers"}  # fmt: skip
 
 
 def test_the_run_has_ten_tasks_and_the_harder_side_the_same_with_more_steps():

@@ -9,10 +9,8 @@ from messages import refuses
 
 from brorl_jax.data.data_order import Order, refuse_changes
 
-FIRST = [
-  ("code", 3), ("gym", 0), ("math", 1), ("code", 5), ("math", 5), ("gym", 1),
-  ("code", 2), ("math", 3), ("math", 7), ("math", 8),
-]  # fmt: skip
+FIRST = [("code", 3), ("gym", 0), ("math", 1), ("code", 5), ("math", 5),
+  ("gym", 1), ("code", 2), ("math", 3), ("math", 7), ("math", 8)]  # fmt: skip
 LATER = [("code", 6), ("gym", 200_000_000), ("math", 0), ("code", 2)]
 SIZES = {"math": 10, "code": 7, "gym": None}
 WEIGHTS = {"math": 5, "code": 3, "gym": 2}
@@ -63,12 +61,8 @@ def test_sources_of_a_mixture():
 
 @pytest.mark.ci
 @settings(max_examples=30, deadline=None)
-@given(
-  st.dictionaries(
-    st.sampled_from("abcde"), st.integers(1, 100), min_size=1, max_size=5
-  ),
-  st.integers(0, 10**6),
-)
+@given(st.dictionaries(st.sampled_from("abcde"), st.integers(1, 100),
+    min_size=1, max_size=5), st.integers(0, 10**6))  # fmt: skip
 def test_any_stretch_has_the_sources_by_weight(weights, start):
   order = Order(dict.fromkeys(weights, 50), weights, seed=0)
   length = 150

@@ -107,10 +107,8 @@ def test_an_example_of_each_domain(tmp_path):
   tests = {"inputs": ["1", "2"], "outputs": ["2", "4"]}
   pairs = [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]
   comma = [{"id": "punctuation:no_comma", "kwargs": {}}]
-  chat = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Hello."},
-  ]
+  chat = [{"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello."}]  # fmt: skip
   path = write(
     tmp_path / "my set.jsonl",
     line("m", answer=8),
@@ -203,11 +201,9 @@ def test_an_id_is_taken_once_over_all_files(tmp_path):
 
 
 def test_repeats_are_counted_and_contradictions_refused(tmp_path):
-  path = write(
-    tmp_path / "a.jsonl", line("a", prompt="3 + 5?"),
+  path = write(tmp_path / "a.jsonl", line("a", prompt="3 + 5?"),
     line("b", prompt="3  +\n5?"), line("c", prompt="3 + 6?", answer="9"),
-    line("d", prompt="3 + 5?"),
-  )  # fmt: skip
+    line("d", prompt="3 + 5?"))  # fmt: skip
   assert read(path, domains=SIMPLE).repeats == 2
   other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
   said = f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'"
@@ -219,23 +215,18 @@ def test_other_questions_may_have_other_answers(tmp_path):
   def chat(*roles):
     return [{"role": role, "content": "The same."} for role in roles]
 
-  path = write(
-    tmp_path / "a.jsonl",
-    line("a", prompt="What is g?", answer="8"),
+  path = write(tmp_path / "a.jsonl", line("a", prompt="What is g?", answer="8"),
     line("b", prompt="What is g?", domain="stem", choices=["g"], answer="9"),
-    line("c", prompt=None, messages=chat("user", "user"), answer="1"),
-    line("d", prompt=None, messages=chat("system", "user"), answer="2"),
-  )
+    line("c", prompt=None, messages=chat("user", "user"), answer="1"), line("d",
+      prompt=None, messages=chat("system", "user"), answer="2"))  # fmt: skip
   data = read(path, domains=SIMPLE)
   assert len(data.examples) == 4
   assert data.repeats == 1  # b asks what a asks, of another verifier
 
 
 def test_skipping_says_what_was_skipped(tmp_path):
-  path = write(
-    tmp_path / "a.jsonl", line("a"), "{", line("a", prompt="other"),
-    line("b", answer="eight"), line("c"),
-  )  # fmt: skip
+  path = write(tmp_path / "a.jsonl", line("a"), "{", line("a", prompt="other"),
+    line("b", answer="eight"), line("c"))  # fmt: skip
   data = read(path, domains=SIMPLE, skip_bad=True)
   assert [e.id for e in data.examples] == ["a", "c"]
   assert data.places == [Place(path, 1), Place(path, 5)]
@@ -485,11 +476,9 @@ def plain(path, *records):
 
 
 def test_files_of_others_are_read_by_the_names_they_have(tmp_path):
-  path = plain(
-    tmp_path / "train.jsonl",
+  path = plain(tmp_path / "train.jsonl",
     {"question": "3 + 5?", "answer": "8", "level": 2, "tags": ["easy", None]},
-    {"question": "3 + 6?", "answer": 9},
-  )
+    {"question": "3 + 6?", "answer": 9})  # fmt: skip
   data = read(path, form=GSM8K, domains=DOMAINS)
 
   def example(line, asked, answer, **columns):
@@ -609,11 +598,8 @@ def test_the_column_and_the_remedy_are_named(tmp_path, form, record, says):
 
 
 def test_a_line_may_have_another_domain_than_the_rest(tmp_path):
-  path = plain(
-    tmp_path / "a.jsonl",
-    {"prompt": "3 + 5?", "answer": "8"},
-    {"prompt": "A) x B) y", "answer": "A", "domain": "stem"},
-  )
+  path = plain(tmp_path / "a.jsonl", {"prompt": "3 + 5?", "answer": "8"},
+    {"prompt": "A) x B) y", "answer": "A", "domain": "stem"})  # fmt: skip
   data = read(path, form=Form(domain="math"), domains=DOMAINS)
   assert [e.domain for e in data.examples] == ["math", "stem"]
   with pytest.raises(DataError, match=r"'sql'.*unknown"):

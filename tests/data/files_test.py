@@ -47,17 +47,13 @@ def test_a_folder_is_all_files_in_it_sorted(folder):
 
 
 def test_a_folder_of_several_splits_wants_one_of_them(folder):
-  folder(
-    "set/data/train-00000-of-00002.parquet",
+  folder("set/data/train-00000-of-00002.parquet",
     "set/data/train-00001-of-00002.parquet",
     "set/data/train_sft-00000-of-00001.parquet",
-    "set/data/test-00000-of-00001.parquet",
-  )
+    "set/data/test-00000-of-00001.parquet")  # fmt: skip
   refused("set:test", "set")
-  assert paths("set:train") == [
-    "set/data/train-00000-of-00002.parquet",
-    "set/data/train-00001-of-00002.parquet",
-  ]
+  assert paths("set:train") == ["set/data/train-00000-of-00002.parquet",
+    "set/data/train-00001-of-00002.parquet"]  # fmt: skip
   assert paths("set:train_sft") == ["set/data/train_sft-00000-of-00001.parquet"]
   assert paths("set:data/test") == paths("set:test")
   refused("set:dev ... 'dev'", "set:dev")
@@ -156,11 +152,9 @@ def hub(tmp_path, monkeypatch):
   files._downloaded.cache_clear()
 
 
-GSM8K = [
-  "README.md", "main/test-00000-of-00001.parquet",
+GSM8K = ["README.md", "main/test-00000-of-00001.parquet",
   "main/train-00000-of-00001.parquet", "socratic/test-00000-of-00001.parquet",
-  "socratic/train-00000-of-00001.parquet",
-]  # fmt: skip
+  "socratic/train-00000-of-00001.parquet"]  # fmt: skip
 
 
 def below(found):
@@ -222,11 +216,9 @@ def test_without_a_network_the_command_that_helps_is_told(hub, monkeypatch):
     raise OSError(*why)
 
   monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
-  refused(
-    "hub:openai/gsm8k ... 'hf ... openai/gsm8k --repo-type "
+  refused("hub:openai/gsm8k ... 'hf ... openai/gsm8k --repo-type "
     '... --revision v1 --include "*main/train[-./]*"\' ... --local-dir gsm8k',
-    "hub:openai/gsm8k:main/train@v1",
-  )
+    "hub:openai/gsm8k:main/train@v1")  # fmt: skip
   refused(
     "hub:x ... 'hf download x --repo-type dataset' ... --local-dir x", "hub:x"
   )

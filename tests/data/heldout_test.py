@@ -148,12 +148,9 @@ def test_what_a_stored_puzzle_shows_counts_beside_its_question():
   family = gym.Family("gcd", {"min_value": 1, "max_value": 30})
   drawn = gym.puzzle(family, "train", 0, seed=3)
   (fine,) = gym.heldout([family], per_family=1, seed=0)
-  for leak in (
-    shown(drawn.question, fine),
-    shown(fine.question, drawn),
-    shown(f"Be brief. {drawn.question}", drawn),
-    shown(drawn.question, drawn, question=None),
-  ):
+  for leak in (shown(drawn.question, fine),
+    shown(fine.question, drawn), shown(f"Be brief. {drawn.question}", drawn),
+    shown(drawn.question, drawn, question=None)):  # fmt: skip
     with pytest.raises(DataError, match="held-out puzzle of gcd"):
       dataset.refuse_drawn(data(leak), ["gcd"])
   # The hash of a text around a question tells nothing: nine in ten of these

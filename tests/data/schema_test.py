@@ -92,11 +92,9 @@ def test_a_form_that_is_none(text, says):
 
 
 def test_renamed_columns_are_fields_and_the_others_stay():
-  record = {
-    "question": "1 + 1?", "answer": "long",
-    "reward_model": {"style": "rule", "ground_truth": "2"}, "a.b": 3,
-    "a": {"b": 4}, "level": "easy",
-  }  # fmt: skip
+  record = {"question": "1 + 1?",
+    "answer": "long", "reward_model": {"style": "rule", "ground_truth": "2"},
+    "a.b": 3, "a": {"b": 4}, "level": "easy"}  # fmt: skip
   names = {
     "prompt": "question", "answer": "reward_model.ground_truth",
     "source": "level",

@@ -47,24 +47,15 @@ _FORMS = (
   r"\begin{{pmatrix}}{} & {} \\ 1 & 2\end{{pmatrix}}", r"\text{{{}}} {}",
   r"\left({}\right. {}", r"{}\cdot{}", "{} or {}", r"{} \text{{ and }} {}",
 )  # fmt: skip
-_MADE = st.recursive(
-  _ATOMS,
-  lambda each: st.builds(
-    lambda form, a, b, c: form.format(a, b, c),
-    st.sampled_from(_FORMS), each, each, each,
-  ),
-  max_leaves=12,
-)  # fmt: skip
-_REPEATED = st.builds(
-  lambda text, count: text * count,
-  _ATOMS | st.text(min_size=1, max_size=4),
-  st.sampled_from([20, 400, 20_000]),
-)
-ANSWERS = st.one_of(
-  _MADE, _MADE, st.text(max_size=40),
+_MADE = st.recursive(_ATOMS,
+  lambda each: st.builds(lambda form, a, b, c: form.format(a, b, c),
+    st.sampled_from(_FORMS), each, each, each), max_leaves=12)  # fmt: skip
+_REPEATED = st.builds(lambda text,
+  count: text * count, _ATOMS | st.text(min_size=1, max_size=4),
+  st.sampled_from([20, 400, 20_000]))  # fmt: skip
+ANSWERS = st.one_of(_MADE, _MADE, st.text(max_size=40),
   st.text(alphabet="{}\\()[]<>/.,^_$&|!- \n0123456789xyzie", max_size=60),
-  _REPEATED,
-)  # fmt: skip
+  _REPEATED)  # fmt: skip
 RESPONSES = st.builds(
   str.format,
   st.sampled_from([

@@ -22,11 +22,8 @@ pytestmark = pytest.mark.ci
 
 _FIELDS = sorted(sections.every_field())
 # Those below a domain and a family too.
-_FIELDS += sorted(
-  name
-  for name in sections.flat(n512.get_config().to_dict())
-  if name.startswith(("data.domains.math.", "data.families.gcd."))
-)
+_FIELDS += sorted(name for name in sections.flat(n512.get_config().to_dict())
+  if name.startswith(("data.domains.math.", "data.families.gcd.")))  # fmt: skip
 _FLAGS = st.one_of(
   fuzzing.TEXTS,
   fuzzing.NUMBERS.map(lambda x: f"{x:.3g}" if isinstance(x, float) else hex(x)),

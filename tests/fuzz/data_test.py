@@ -52,14 +52,9 @@ _PIECES = st.sampled_from([
   *(b"\xff", b"\x00", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"", b"9" * 5000),
   *(b'"domain":"math",', b"[" * 3000, b'{"a":' * 3000),
 ])  # fmt: skip
-_LINES = st.one_of(
-  records(),
-  st.builds(
-    fuzzing.spliced, records(), st.integers(0, 400), st.integers(0, 9), _PIECES
-  ),
-  st.binary(max_size=60),
-  fuzzing.JSON.map(lambda x: encoded(x, True)),
-)
+_LINES = st.one_of(records(), st.builds(fuzzing.spliced, records(),
+    st.integers(0, 400), st.integers(0, 9), _PIECES), st.binary(max_size=60),
+  fuzzing.JSON.map(lambda x: encoded(x, True)))  # fmt: skip
 
 
 def check_line(line, form):

@@ -41,10 +41,8 @@ pytestmark = pytest.mark.ci
 
 _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
-_FILES = (
-  "metrics.jsonl", "samples.jsonl", "events.jsonl", "eval/curve.jsonl",
-  "eval/records.jsonl", "checkpoints/2/extra/metadata",
-)  # fmt: skip
+_FILES = ("metrics.jsonl", "samples.jsonl", "events.jsonl", "eval/curve.jsonl",
+  "eval/records.jsonl", "checkpoints/2/extra/metadata")  # fmt: skip
 
 
 @functools.cache
@@ -93,20 +91,16 @@ def lines(steps):
 
 
 def evaluation(step):
-  return {
-    "step": step, "pass_at_1": 0.25, "half_width": 0.5,
-    "by_family": {"gcd": 0.25}, "rates": [0.5, 0.0],
-    "summary": evaluations.summary(records(step)),
-  }  # fmt: skip
+  return {"step": step, "pass_at_1": 0.25,
+    "half_width": 0.5, "by_family": {"gcd": 0.25}, "rates": [0.5, 0.0],
+    "summary": evaluations.summary(records(step))}  # fmt: skip
 
 
 def sample(step):
   verdict = {"answer": "4", "verdict": "pass", "reason": "", "score": 1.0}
-  return {
-    "step": step, "id": "gcd/train/1", "domain": "gym", "task": "gcd",
-    "prompt": "Which?", "response": "4", "gold": "4", **verdict, "reward": 1.0,
-    "seconds": 0.1, "tokens": 3, "truncated": False,
-  }  # fmt: skip
+  return {"step": step, "id": "gcd/train/1", "domain": "gym",
+    "task": "gcd", "prompt": "Which?", "response": "4", "gold": "4", **verdict,
+    "reward": 1.0, "seconds": 0.1, "tokens": 3, "truncated": False}  # fmt: skip
 
 
 def params():
@@ -122,12 +116,10 @@ def place():
 def run() -> pathlib.Path:
   path = pathlib.Path(place().name) / "run"
   path.mkdir()
-  entries = {
-    "data": examples().fingerprint, "functions": _OWN, "files": {},
-    "forms": {}, "dropped": [],
+  entries = {"data": examples().fingerprint,
+    "functions": _OWN, "files": {}, "forms": {}, "dropped": [],
     "sandbox": {}, "chat_template": None, "began_with": str(huggingface.ASSETS),
-    "run": "0123456789abcdef",
-  }  # fmt: skip
+    "run": "0123456789abcdef"}  # fmt: skip
   values = sections.as_dict(config())
   folder.write_config(values, path, **entries)
   changed = json.loads(json.dumps(values))
@@ -200,10 +192,8 @@ def ends(mode, path, out):
   """Runs a mode; the line in which it ended, None if it ended well."""
   said = io.StringIO()
   try:
-    with (
-      replaced(), contextlib.redirect_stdout(said),
-      contextlib.redirect_stderr(said),
-    ):  # fmt: skip
+    with (replaced(), contextlib.redirect_stdout(said),
+      contextlib.redirect_stderr(said)):  # fmt: skip
       MODES[mode](path, out)
   except (UserError, OSError) as e:
     return fuzzing.one_line(e, longest=5000)

@@ -138,11 +138,9 @@ def headers(draw):
   return packed(header, body)
 
 
-_RAW = st.builds(
-  fuzzing.spliced, st.builds(lambda: model()[0][WEIGHTS]) | headers(),
-  st.integers(0, 40) | st.integers(0, 10**6),
-  st.sampled_from([0, 1, 8, 100, 10**9]), st.binary(max_size=8),
-)  # fmt: skip
+_RAW = st.builds(fuzzing.spliced, st.builds(lambda: model()[0][WEIGHTS])
+  | headers(), st.integers(0, 40) | st.integers(0, 10**6),
+  st.sampled_from([0, 1, 8, 100, 10**9]), st.binary(max_size=8))  # fmt: skip
 
 
 def check_file(data):

@@ -26,10 +26,9 @@ def test_bounds_only_fall():
   for commit in run(*log).stdout.split():
     text = run("git", "show", f"{commit}:{path}").stdout
     before = next(
-      ast.literal_eval(node.value)
-      for node in ast.parse(text).body
+      ast.literal_eval(node.value) for node in ast.parse(text).body
       if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "BOUNDS"
-    )
+    )  # fmt: skip
     for name in before.keys() & house.BOUNDS.keys() - {"lines of the package"}:
       assert house.BOUNDS[name] <= before[name], (commit, name)
 
@@ -43,20 +42,16 @@ FILES = {
   "def h(k: Run | None):\n  import brorl_jax.d\n  return g(k)\n",
   "c": "from brorl_jax import b\n"
   "class K:\n  def __init__(self, v: Run):\n    b.g(v)\n"
-  "def f(v: Run):\n  v = v.more\n  return b.g(1)\n",
-  "d": "",
-}
+  "def f(v: Run):\n  v = v.more\n  return b.g(1)\n", "d": "",
+}  # fmt: skip
 
 
 @pytest.fixture
 def small(monkeypatch):
   modules = {f"brorl_jax.{k}": ast.parse(text) for k, text in FILES.items()}
-  code = {
-    f"brorl_jax.{k}.{x.name}": x
-    for k in FILES
-    for x in modules[f"brorl_jax.{k}"].body
-    if isinstance(x, ast.FunctionDef)
-  }
+  code = {f"brorl_jax.{k}.{x.name}": x
+    for k in FILES for x in modules[f"brorl_jax.{k}"].body if isinstance(x,
+      ast.FunctionDef)}  # fmt: skip
   code["brorl_jax.c.K"] = modules["brorl_jax.c"].body[1].body[0]
   monkeypatch.setattr(house, "MODULES", modules)
   monkeypatch.setattr(house, "FUNCTIONS", code)

@@ -35,11 +35,9 @@ def test_shellcheck(script):
 
 def test_the_readme_names_every_file():
   text = (LAUNCH / "README.md").read_text()
-  files = {
-    str(p.relative_to(LAUNCH))
+  files = {str(p.relative_to(LAUNCH))
     for p in (*LAUNCH.iterdir(), *(LAUNCH / "docker").iterdir())
-    if p.is_file() and p.name not in ("README.md", "__init__.py")
-  }
+    if p.is_file() and p.name not in ("README.md", "__init__.py")}  # fmt: skip
   assert "docker/Dockerfile.gpu" in files
   assert {name for name in files if f"]({name})" not in text} == set()
 

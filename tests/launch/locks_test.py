@@ -30,15 +30,10 @@ def required(*extras):
 
 
 def unmet(versions, requirements, python):
-  return [
-    str(r)
-    for r in requirements
+  return [str(r) for r in requirements
     if (r.marker is None or r.marker.evaluate({"python_version": python}))
-    and not (
-      (version := versions.get(canonicalize_name(r.name)))
-      and r.specifier.contains(version, prereleases=True)
-    )
-  ]
+    and not ((version := versions.get(canonicalize_name(r.name)))
+      and r.specifier.contains(version, prereleases=True))]  # fmt: skip
 
 
 def test_there_is_a_lock_for_each_python_and_image():
@@ -61,7 +56,7 @@ def test_a_lock_has_hashes_and_meets_the_requirements(lock):
   assert all(len({*each}) == len(each) for each in hashes.values())
   assert len(hashes["numpy"]) > 20  # wheels of other platforms are accepted too
   kind, _, python = lock.stem.partition("-py3")
-  extras = [kind, "parquet", "if", "wandb"] if kind != "cpu" else []
+  extras = [kind, "parquet", "if", "wandb", "serve"] if kind != "cpu" else []
   assert unmet(versions, required("gym", *extras), f"3.{python}") == []
 
 

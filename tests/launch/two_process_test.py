@@ -47,10 +47,8 @@ sys.exit(int(end))
 
 def two(tmp_path, ends, *flags, **env) -> subprocess.Popen:
   python = program(tmp_path / "python", PYTHON)
-  env = {
-    "PROCESSES": str(len(ends.split(","))), "TMPDIR": str(tmp_path),
-    "JAX_PLATFORMS": "tpu",
-  } | env  # fmt: skip
+  env = {"PROCESSES": str(len(ends.split(","))),
+    "TMPDIR": str(tmp_path), "JAX_PLATFORMS": "tpu"} | env  # fmt: skip
   flags = (f"--folder={tmp_path}", f"--ends={ends}", *flags)
   return start("two_process.sh", *flags, PYTHON=str(python), **env)
 

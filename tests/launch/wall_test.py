@@ -205,11 +205,10 @@ def result(busy, *p, samples=None):
   p = [np.array(x) for x in p]
   points = {
     "step": [*range(len(p))],
-    "samples": samples or [1000 * i for i in range(len(p))],
-    "busy_s": busy,
+    "samples": samples or [1000 * i for i in range(len(p))], "busy_s": busy,
     "heldout": [float(x.mean()) / 2 for x in p],
     **{k: [float(of(x).mean()) for x in p] for k, of in study.MEASURES.items()},
-  }
+  }  # fmt: skip
   units = [np.round(1e5 * x).astype(int).tolist() for x in p]
   return {
     "machine": "M", "points": points, "p": {"trained": units, "heldout": units},

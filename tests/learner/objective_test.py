@@ -94,12 +94,8 @@ def test_terms_of_the_loss_equal_the_plain_form(changes, old):
   grads, stats = table_step(batches, objective, other)
   flat = lambda x: jnp.asarray(x).reshape(P * N, *x.shape[2:])
   mask, sampled = flat(out.mask), flat(out.logp)
-  both = lambda at: [
-    flat(x)
-    for x in table_logp(
-      at, prompts().tokens, None, jnp.asarray(out.tokens), 1.0
-    )
-  ]
+  both = lambda at: [flat(x) for x in table_logp(at,
+      prompts().tokens, None, jnp.asarray(out.tokens), 1.0)]  # fmt: skip
 
   def loss(at):
     logp, entropy = both(at)
@@ -140,11 +136,8 @@ def some_do_not_count(seed=0):
   out, advantage = rollouts(seed)
   counts = np.ones((P, N), bool)
   counts[0, 4:], counts[2] = False, False
-  return dataclasses.replace(
-    out,
-    tokens=np.where(counts[..., None], out.tokens, 0),
-    mask=out.mask & counts[..., None],
-  ), advantage
+  return dataclasses.replace(out, tokens=np.where(counts[..., None],
+      out.tokens, 0), mask=out.mask & counts[..., None]), advantage  # fmt: skip
 
 
 def mean_by_hand(loss, mask, mean):
@@ -289,16 +282,10 @@ def test_a_wrong_sampler_is_corrected():
   # d/dz sum_v p_v A_v = p_v (A_v - mean); descent goes against it.
   want = -p * (advantage - p @ advantage)
   far = correct("truncated", high=10.0)
-  found = {
-    name: table_step([batch], dataclasses.replace(PLAIN, correction=c), old)[0][
-      "w"
-    ][3, 0]
-    for name, c, old in (
-      ("wrong", None, at), ("corrected", far, at),
-      ("corrected, one minibatch", far, None),
-      ("capped", correct("truncated", high=1.1), at),
-    )
-  }  # fmt: skip
+  found = {name: table_step([batch], dataclasses.replace(PLAIN, correction=c),
+      old)[0]["w"][3, 0] for name, c, old in (("wrong", None, at),
+      ("corrected", far, at), ("corrected, one minibatch", far, None),
+      ("capped", correct("truncated", high=1.1), at))}  # fmt: skip
   error = {k: abs(x - want).max() / abs(want).max() for k, x in found.items()}
   assert error["wrong"] > 0.1
   assert error["corrected"] < 1e-4 and error["corrected, one minibatch"] < 1e-4

@@ -204,11 +204,8 @@ def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
     first, count = out.distinct(p)
     own = [tree for tree in found if tree.prompt == p]
     assert (len(own) > 1) == (tokens == S + T)
-    got = sorted(
-      (int(n), int(c))
-      for tree in own
-      for n, c in zip(tree.rollout, tree.count, strict=True)
-    )
+    got = sorted((int(n), int(c)) for tree in own
+      for n, c in zip(tree.rollout, tree.count, strict=True))  # fmt: skip
     assert got == sorted(zip(first.tolist(), count.tolist(), strict=True))
 
 
@@ -307,10 +304,8 @@ def test_a_mesh_does_not_change_the_scores_of_trees():
 def alone(text, prompt=1):
   """Prompts of `prompt` tokens with the responses of `text`, -1 behind each."""
   text, ones = np.array(text), np.ones((len(text), prompt), np.int32)
-  out = Rollouts(
-    text, np.zeros(text.shape, np.float32), text > 0, text[..., 0] < 0,
-    np.ones(len(text), np.float32),
-  )  # fmt: skip
+  out = Rollouts(text, np.zeros(text.shape, np.float32),
+    text > 0, text[..., 0] < 0, np.ones(len(text), np.float32))  # fmt: skip
   asked = Prompts(ones, ones > 0, np.arange(len(text)))
   return Source(asked, out, np.zeros(text.shape[:2], np.float32))
 

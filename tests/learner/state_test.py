@@ -17,10 +17,8 @@ from brorl_jax.model import sharding
 
 
 def test_schedule_rises_over_the_warmup_and_stays_or_falls():
-  make = functools.partial(
-    states.adamw, lr=1.0, warmup=4, b1=0.9, b2=0.95, eps=1e-8,
-    weight_decay=0.0, max_grad_norm=1.0,
-  )  # fmt: skip
+  make = functools.partial(states.adamw, lr=1.0, warmup=4, b1=0.9, b2=0.95,
+    eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)  # fmt: skip
   _, constant = make(total=None)
   np.testing.assert_allclose(
     [constant(i) for i in range(6)], [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
@@ -33,10 +31,8 @@ def test_schedule_rises_over_the_warmup_and_stays_or_falls():
 
 @pytest.mark.ci
 def test_updates_are_counted_since_the_moments_were_made():
-  tx, _ = states.adamw(
-    lr=1e-2, warmup=2, total=None, b1=0.9, b2=0.95, eps=1e-8,
-    weight_decay=0.0, max_grad_norm=1.0,
-  )  # fmt: skip
+  tx, _ = states.adamw(lr=1e-2, warmup=2, total=None, b1=0.9, b2=0.95, eps=1e-8,
+    weight_decay=0.0, max_grad_norm=1.0)  # fmt: skip
   opt = tx.init(table())
   assert states.updates_done(opt) == 0
   for _ in range(3):

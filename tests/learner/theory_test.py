@@ -29,11 +29,9 @@ def groups():
   mask = np.arange(2) < LENGTH[..., None]
   logp = np.where(mask, np.log(MASS)[..., None] / LENGTH[..., None], 0.0)
   rollouts = scored.rollouts(TOKENS, mask, logp)
-  prompts = Prompts(
-    np.array([[2, 3], [0, 4]], np.int32),
+  prompts = Prompts(np.array([[2, 3], [0, 4]], np.int32),
     np.array([[True, True], [False, True]]),
-    np.arange(2, dtype=np.int32),
-  )
+    np.arange(2, dtype=np.int32))  # fmt: skip
   return prompts, rollouts, REWARD
 
 
@@ -127,10 +125,9 @@ def test_measure_by_hand():
     ([0.4, 0.2, 0.1, 0.3], [1, 0, 0, 0], [1, 1, 1, 0]),
     ([0.5, 0.25, 0.25], [0, 1, 0], [1, 1, 0]),
   ):
-    b = mass_balance.mass_balance(
-      jnp.array(probs), jnp.array(correct, bool), jnp.array(sampled, bool),
-      reward_correct=1.0, reward_wrong=-1.0, lr=1.0, n=4,
-    )  # fmt: skip
+    b = mass_balance.mass_balance(jnp.array(probs), jnp.array(correct, bool),
+      jnp.array(sampled, bool), reward_correct=1.0, reward_wrong=-1.0, lr=1.0,
+      n=4)  # fmt: skip
     terms.append(float(b.sampled_correct + b.sampled_wrong))
   want = pytest.approx(np.mean(terms), rel=1e-5)
   assert got["theory/sampled_terms_per_lr"] == want

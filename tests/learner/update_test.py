@@ -47,10 +47,8 @@ HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
 
 
 def with_reference(batches, reference):
-  return [
-    dataclasses.replace(batch, logp_ref=scores(reference, batch))
-    for batch in batches
-  ]
+  return [dataclasses.replace(batch, logp_ref=scores(reference, batch))
+    for batch in batches]  # fmt: skip
 
 
 def scores(at, batch, temperature=1.0):
@@ -61,11 +59,9 @@ def scores(at, batch, temperature=1.0):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "axes",
+@pytest.mark.parametrize("axes",
   [dict(fsdp=4, tensor=2), tiers.at_night(dict(data=2, fsdp=2, expert=2))],
-  ids=str,
-)
+  ids=str)  # fmt: skip
 def test_a_mesh_does_not_change_the_gradient(axes):
   want, _ = gradient(packed())
   mesh = meshes.make_mesh(**axes)
@@ -84,23 +80,15 @@ def exchanged(mesh):
   # Biases and norms: one axis to cut.
   assert parts <= {1, 8}
   (batch,) = placed(mesh, rows=12, blocks=8)
-  program = compiled(
-    functools.partial(
-      update.add_gradient,
-      response_logp=policy.response_logp,
-      objective=OBJECTIVE,
-    ),
-    jax.jit(update.zero_gradient)(at), at, batch,
-  )  # fmt: skip
+  program = compiled(functools.partial(update.add_gradient,
+      response_logp=policy.response_logp, objective=OBJECTIVE),
+    jax.jit(update.zero_gradient)(at), at, batch)  # fmt: skip
   operations = re.findall(
     r" = (.*?) ((?:all-|collective-|reduce-s)[a-z]+)\S*\(", program.as_text()
   )
   size = lambda shape: math.prod(map(int, filter(None, shape.split(","))))
-  return policy, [
-    (kind, size(shape))
-    for result, kind in operations
-    for shape in re.findall(r"\w\d+\[([\d,]*)\]", result)
-  ]
+  return policy, [(kind, size(shape)) for result, kind in operations
+    for shape in re.findall(r"\w\d+\[([\d,]*)\]", result)]  # fmt: skip
 
 
 @pytest.mark.perf
@@ -157,13 +145,9 @@ def test_gradient_matches_finite_differences_in_float64():
   for seed in (3, 4):
     along = POLICY.init(jax.random.key(seed))
     along = jax.tree.map(lambda x: x / optax.tree.norm(along), along)
-    ends = [
-      loss_in_float64(
+    ends = [loss_in_float64(
         jax.tree.map(lambda a, b: a + eps * b, wide(params()), wide(along)),
-        out, advantage, wide(params(1)),
-      )
-      for eps in (-1e-5, 1e-5)
-    ]  # fmt: skip
+        out, advantage, wide(params(1))) for eps in (-1e-5, 1e-5)]  # fmt: skip
     slope = (ends[1] - ends[0]) / 2e-5
     got = optax.tree.vdot(wide(grads), wide(along))
     np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
@@ -211,14 +195,10 @@ def scored(batches, at, temperature=1.0):
   """Log-probabilities and entropies of every row, by logits."""
   for batch in batches:
     flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
-    logits = response_logits(
-      POLICY, at, flat(batch.prompt), flat(batch.prompt_mask),
-      flat(batch.response),
-    )  # fmt: skip
-    yield tuple(
-      x.reshape(batch.mask.shape)
-      for x in losses.token_logp(logits / temperature, flat(batch.response))
-    )
+    logits = response_logits(POLICY, at, flat(batch.prompt),
+      flat(batch.prompt_mask), flat(batch.response))  # fmt: skip
+    yield tuple(x.reshape(batch.mask.shape) for x in losses.token_logp(
+        logits / temperature, flat(batch.response)))  # fmt: skip
 
 
 @pytest.mark.ci
@@ -244,10 +224,8 @@ def test_logp_gap_is_zero_for_the_policy_that_sampled():
 @pytest.mark.ci
 def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
   batches = packed()
-  old = [
-    dataclasses.replace(batch, logp_old=scores(params(), batch, 0.7))
-    for batch in batches
-  ]
+  old = [dataclasses.replace(batch, logp_old=scores(params(), batch, 0.7))
+    for batch in batches]  # fmt: skip
   for batch in old:
     assert not np.any(batch.logp_old[int(batch.used) :])
   for batch, (logp, _) in zip(old, scored(batches, params(), 0.7), strict=True):
@@ -270,11 +248,9 @@ def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
 
 def spoiled(what):
   batches = packed()
-  batches[-1] = dataclasses.replace(
-    batches[-1],
+  batches[-1] = dataclasses.replace(batches[-1],
     advantage=np.array(batches[-1].advantage),
-    logp_sampled=np.array(batches[-1].logp_sampled),
-  )
+    logp_sampled=np.array(batches[-1].logp_sampled))  # fmt: skip
   if what == "advantage":
     batches[-1].advantage[0, 0] = np.nan
   else:
@@ -320,17 +296,14 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
   _, want = jax.jvp(watch, (params(),), (updates,))
   _, stats = update.minibatch_step(
     states.init_state(params(), tx, keep_reference=False), packed(),
-    watch=watch, **HOW | {"tx": tx},
-  )  # fmt: skip
+    watch=watch, **HOW | {"tx": tx})  # fmt: skip
   assert abs(want) > 1e-2
   np.testing.assert_allclose(stats.watched, want, rtol=1e-4)
 
 
 def test_minibatch_step_applies_what_optax_says():
-  tx, _ = states.adamw(
-    lr=1e-2, warmup=0, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0,
-    max_grad_norm=1.0,
-  )  # fmt: skip
+  tx, _ = states.adamw(lr=1e-2, warmup=0, b1=0.9, b2=0.95, eps=1e-8,
+    weight_decay=0.0, max_grad_norm=1.0)  # fmt: skip
   state = states.init_state(params(), tx, keep_reference=True)
   before = jax.tree.map(np.asarray, state.params)
   reference = jax.tree.map(np.asarray, state.reference)
@@ -354,11 +327,9 @@ def test_minibatch_step_applies_what_optax_says():
 
 @pytest.mark.ci
 def test_a_length_is_compiled_once(monkeypatch, three_lengths):
-  add = jax.jit(
-    chex.assert_max_traces(update.add_gradient, n=3),
+  add = jax.jit(chex.assert_max_traces(update.add_gradient, n=3),
     static_argnames=("response_logp", "objective"),
-    donate_argnames="sums",
-  )
+    donate_argnames="sums")  # fmt: skip
   monkeypatch.setattr(update, "_add", add)
   mesh = meshes.make_mesh(fsdp=4, tensor=2)
   places = sharding.param_shardings(params(), mesh)
@@ -395,10 +366,9 @@ def test_rollouts_that_do_not_count_are_not_packed():
   )
   cut = np.array([[False, False, False, True], [True, True, False, False]])
   advantage = np.arange(8, dtype=np.float32).reshape(2, 4)
-  minibatches = lambda counted: update.minibatches(
-    some, advantage, counted, Layout(rows=2, blocks=2, length=4, prompt=5),
-    count=2, seed=(0, 1), scale=lambda length: None,
-  )  # fmt: skip
+  minibatches = lambda counted: update.minibatches(some, advantage, counted,
+    Layout(rows=2, blocks=2, length=4, prompt=5), count=2, seed=(0, 1),
+    scale=lambda length: None)  # fmt: skip
   parts = minibatches(~cut)
   want = {}
   for p, n, t in np.argwhere(some.rollouts.mask):
@@ -444,11 +414,9 @@ def test_a_parameter_that_is_not_finite_is_named():
 
 
 def test_metrics_are_those_of_the_updates_that_were_applied():
-  good = dataclasses.replace(
-    update.Stats.zero(params()),
+  good = dataclasses.replace(update.Stats.zero(params()),
     loss=Mean(jnp.array(6.0), jnp.array(2.0)),
-    grad_norm=jnp.array(4.0),
-  )
+    grad_norm=jnp.array(4.0))  # fmt: skip
   bad = dataclasses.replace(
     good, loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)), skipped=jnp.array(True)
   )

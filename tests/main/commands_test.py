@@ -36,16 +36,11 @@ SHORT = {
   "simulate": """--config.steps=3 --config.vocab=500 --config.correct=50
     --config.n=(4,64)""",
 }
-LEAVES = {
-  "train": "report/index.html", "report": "report/index.html",
+LEAVES = {"train": "report/index.html", "report": "report/index.html",
   "evaluate": "eval/summary.json", "export": "model.safetensors",
-  "simulate": "report/figure3.png", "prepare": "eurus2.jsonl",
-}  # fmt: skip
-DOCUMENTS = (
-  ROOT / "README.md",
-  ROOT / "configs" / "README.md",
-  *sorted(ROOT.glob("brorl_jax/*/README.md")),
-)
+  "simulate": "report/figure3.png", "prepare": "eurus2.jsonl"}  # fmt: skip
+DOCUMENTS = (ROOT / "README.md", ROOT / "configs" / "README.md",
+  *sorted(ROOT.glob("brorl_jax/*/README.md")))  # fmt: skip
 
 
 def commands():
@@ -57,7 +52,9 @@ def commands():
   for path in (*DOCUMENTS, *sorted(ROOT.glob("configs/*.py"))):
     text = path.read_text().replace("\\\n", " ")
     if path.parent == ROOT:  # but for files that a reader brings, and answers
-      short = r"(?m)^brorl (?!.*(?:--mode=sample|train\.jsonl|my_))"
+      short = (
+        r"(?m)^brorl (?!.*(?:--mode=sample|--mode=serve|train\.jsonl|my_))"
+      )
       text = re.sub(short, "python -m brorl_jax.main ", text)
     for line in re.findall(r"python -m brorl_jax\.main[^\n`#]*", text):
       command = " ".join(line.split())

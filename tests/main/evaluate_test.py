@@ -72,11 +72,8 @@ def whole(tmp_path_factory):
 
 
 def refused(workdir, **changes) -> str:
-  files = lambda: {
-    path: path.read_bytes()
-    for path in workdir.rglob("*")
-    if path.is_file() and path.name != ".lock"
-  }
+  files = lambda: {path: path.read_bytes() for path in workdir.rglob("*")
+    if path.is_file() and path.name != ".lock"}  # fmt: skip
   before = files()
   with pytest.raises(UserError) as error:
     run(workdir, **changes)
@@ -192,11 +189,8 @@ def killed(workdir, monkeypatch, chunks):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "chunks, tear",
-  [(1, 0), (2, 400), (1, 10**6)],
-  ids=["between chunks", "inside a chunk", "all of it"],
-)
+@pytest.mark.parametrize("chunks, tear", [(1, 0), (2, 400), (1, 10**6)],
+  ids=["between chunks", "inside a chunk", "all of it"])  # fmt: skip
 def test_a_killed_evaluation_ends_as_if_it_had_not_been(
   whole, tmp_path, monkeypatch, chunks, tear, capsys
 ):
@@ -216,10 +210,8 @@ def test_a_killed_evaluation_ends_as_if_it_had_not_been(
   assert [line.split()[1] for line in lines] == [
     f"{4 * i}/12" for i in range(stay + 1, 4)
   ]
-  same = [
-    (folder / "eval" / "summary.json").read_bytes()
-    for folder in (workdir, whole[0])
-  ]
+  same = [(folder / "eval" / "summary.json").read_bytes()
+    for folder in (workdir, whole[0])]  # fmt: skip
   assert same[0] == same[1]
 
 
@@ -584,10 +576,8 @@ def test_a_run_that_read_by_a_function_and_dropped_prompts(tmp_path):
   mine, path = tmp_path / "mine.py", tmp_path / "a.jsonl"
   mine.write_text('def row(r): return {"prompt": r["q"], "answer": "4"}')
   made.dump(path, [{"q": f"{i} + 1 = x?"} for i in range(9)])
-  rows = lambda *numbers: made.dump(
-    tmp_path / "b.jsonl",
-    [{"prompt": f"{i} +1 = X?", "answer": "4"} for i in numbers],
-  )
+  rows = lambda *numbers: made.dump(tmp_path / "b.jsonl",
+    [{"prompt": f"{i} +1 = X?", "answer": "4"} for i in numbers])  # fmt: skip
   rows(3, 50)
   changes = {"data.files": (str(path),), "data.skip_bad": True}
   changes |= {"data.heldout_files": (str(tmp_path / "b.jsonl"),)}
@@ -622,10 +612,8 @@ def test_a_file_that_was_edited_after_training_is_refused(tmp_path):
   c = held(problems(tmp_path / "c.jsonl", range(2, 3), prefix="c"))
   with pytest.raises(ValueError, match="held-out prompt is also"):
     refuse(trained_on, c)
-  for damage in (
-    lambda: problems(tmp_path / "a.jsonl", range(5, 10)),
-    lambda: (tmp_path / "a.jsonl").write_text(""),
-  ):
+  for damage in (lambda: problems(tmp_path / "a.jsonl", range(5, 10)),
+    lambda: (tmp_path / "a.jsonl").write_text("")):  # fmt: skip
     damage()
     with refuses(ValueError, f"{a} ... {trained_on}"):
       refuse(trained_on, c)

@@ -56,6 +56,8 @@ def message(done: subprocess.CompletedProcess) -> str:
   (("--mode=report", "--workdir="), "--workdir is missing"),
   (("--mode=report", "--workdir=a", RUN[0]), "--mode=report ... --config"),
   (("--mode=sample", RUN[0]), "--mode=sample ... --config"),
+  (("--mode=serve", RUN[0]), "--mode=serve ... --config"),
+  (("--mode=sample", "--port=1"), "--port ... --mode=serve"),
   ((*RUN, "--workdir=b"),
     "--workdir ... 2 ... --mode=train ... --mode=report"),
   ((*RUN, "--begin_again", "--from_step=0"), "--begin_again and --from_step"),
@@ -117,22 +119,18 @@ def test_a_config_file_that_fails_is_one_line(tmp_path, refused, text, line):
 
 
 def test_overrides_are_typed_and_reach_the_run(arrived):
-  c, workdir, how = arrived(
-    *("--config=configs/n16.py", "--workdir=runs/a b"),
+  c, workdir, how = arrived(*("--config=configs/n16.py", "--workdir=runs/a b"),
     *("--config.optim.lr=1", "--config.data.families.gcd.weight", "3"),
     "--config.policy.checkpoint=/a --config.b",
     "--config.run.phases=({'from_step': 3, 'sampling.n': 32},)",
-    "--allow_config_change",
-  )
+    "--allow_config_change")  # fmt: skip
   assert (c.optim.lr, c.sampling.n, workdir) == (1.0, 16, "runs/a b")
   assert isinstance(c.optim.lr, float)
   assert c.data.families["gcd"].weight == 3.0
   assert c.policy.checkpoint == "/a --config.b"
   assert c.phases[1].config.sampling.n == 32
-  assert how == {
-    "allow_change": True, "begin_again": False, "from_step": None,
-    "profile_step": None,
-  }  # fmt: skip
+  assert how == {"allow_change": True,
+    "begin_again": False, "from_step": None, "profile_step": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["n16", "configs/n16.py"])
@@ -260,12 +258,9 @@ def test_machine_code_stays_with_its_kind_of_machine(home, monkeypatch):
   name = machine()
   assert name.startswith(f"{platform.machine()}-2cpu-")
   for a, b in (
-    (" avx512f", ""),
-    ("model\t\t: 143", "model\t\t: 106"),
-    ("Xeon", "Xenon"),
-    ("family\t: 6", "family\t: 7"),
-    ("GenuineIntel", "AuthenticAMD"),
-  ):
+    (" avx512f", ""), ("model\t\t: 143", "model\t\t: 106"), ("Xeon", "Xenon"),
+    ("family\t: 6", "family\t: 7"), ("GenuineIntel", "AuthenticAMD"),
+  ):  # fmt: skip
     assert machine(CPUINFO.replace(a, b)) != name, a
   assert machine(CPUINFO.replace("2100", "800")) == name  # a moment's
   assert machine(CPUINFO.replace("processor\t: 0", "processor\t: 9")) == name

@@ -94,10 +94,8 @@ def test_refusals_leave_nothing(tmp_path, monkeypatch, sets, said):
 def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
   """One of them must not cost the others, nor spoil the file."""
   call = lambda one: {"fn_name": "f", "inputs": [one], "outputs": ["1"]}
-  rows = [
-    published_sets.eurus("code", json.dumps(call(one)), f"Number {i}?")
-    for i, one in enumerate((given, "2"))
-  ]
+  rows = [published_sets.eurus("code", json.dumps(call(one)), f"Number {i}?")
+    for i, one in enumerate((given, "2"))]  # fmt: skip
   path = published_sets.written(tmp_path / "a.json", rows)
   prepare.run([f"eurus2={path}"], tmp_path / "data")
   output = str(tmp_path / "data" / "eurus2.jsonl")

@@ -35,10 +35,8 @@ from brorl_jax.verdicts.base import Verdict
 
 
 def made(wired, workdir, *, changed=None, entries=None, **more):
-  return Recorder(
-    wired.run.config, workdir, wired.examples, [], lambda *_: None,
-    changed or {}, entries or {}, **more,
-  )  # fmt: skip
+  return Recorder(wired.run.config, workdir, wired.examples,
+    [], lambda *_: None, changed or {}, entries or {}, **more)  # fmt: skip
 
 
 def measure(*_):
@@ -198,12 +196,9 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   assert len(visits) == len(kept.prompts.index)
   for p, line in enumerate(visits):
     example, right = examples.example(1, p), kept.scores.reward[p] >= 1.0
-    assert line == {
-      "step": 1, "id": example.id, "task": example.task, "drawn": right.size,
-      "right": int(right.sum()), "invalid": 0,
-      "tokens": int(kept.rollouts.mask[p].sum()),
-      "kept": p > 0,
-    }  # fmt: skip
+    assert line == {"step": 1, "id": example.id, "task": example.task,
+      "drawn": right.size, "right": int(right.sum()), "invalid": 0,
+      "tokens": int(kept.rollouts.mask[p].sum()), "kept": p > 0}  # fmt: skip
   shown = metrics.read_lines(tmp_path / "samples.jsonl")
   assert len(shown) == 4
   for p, line in enumerate(shown):
@@ -366,10 +361,8 @@ def test_why_a_run_ends_is_recorded(
     if error is not None:
       raise error
   *_, resume, end = metrics.read_lines(tmp_path / "events.jsonl")
-  assert end.items() >= {
-    "step": last, "event": "end", "why": why, "status": status,
-    **this_process(),
-  }.items()  # fmt: skip
+  assert end.items() >= {"step": last, "event": "end",
+    "why": why, "status": status, **this_process()}.items()  # fmt: skip
   assert resume["event"] == "resume"
 
 

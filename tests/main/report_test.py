@@ -39,10 +39,8 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   assert [run["n"] for run in data["runs"]] == [4, 2, None]
   assert data["runs"][2]["evaluated"] == "n512, step 60"
   assert data["sampling"] == {"temperature": 0.6, "top_p": 0.95}
-  assert data["differences"] == [
-    {"field": "sampling.n", "values": [4, 2]},
-    {"field": "sampling.samples", "values": [8, 16]},
-  ]
+  assert data["differences"] == [{"field": "sampling.n", "values": [4, 2]},
+    {"field": "sampling.samples", "values": [8, 16]}]  # fmt: skip
   assert data["prompts"] == 4 and data["samples_per_prompt"] == 2
   assert not (b / "report").exists() and not (c / "report").exists()
 

@@ -60,13 +60,11 @@ def test_a_revision_of_a_model_is_loaded(tmp_path, monkeypatch, policy):
 
 @pytest.mark.ci
 def test_the_package_loads_nothing_before_a_name_is_used():
-  code = (
-    "import sys, brorl_jax as bj; before = {*sys.modules}; "
+  code = ("import sys, brorl_jax as bj; before = {*sys.modules}; "
     "assert {*dir(bj)} == {*bj.__all__, '__version__'}; "
     "assert not before & {'jax', 'numpy', 'transformers', 'matplotlib'}; "
     "bj.verify; assert 'jax' not in sys.modules; "
-    "bj.load; assert 'jax' in sys.modules"
-  )
+    "bj.load; assert 'jax' in sys.modules")  # fmt: skip
   subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
@@ -103,10 +101,8 @@ def test_it_answers_with_what_the_sampler_draws(policy):
   ids = policy.tokenizer.render([{"role": "user", "content": LONG}])
   stop = policy.tokenizer.stop_ids
   how = dict(max_new_tokens=4, temperature=0.7, top_k=5, top_p=0.9, min_p=0.01)
-  out = bj.sample(
-    policy.policy, policy.params, [ids], jax.random.key(3), n=16, stop_ids=stop,
-    **how,
-  )  # fmt: skip
+  out = bj.sample(policy.policy, policy.params,
+    [ids], jax.random.key(3), n=16, stop_ids=stop, **how)  # fmt: skip
   found = policy.sample(LONG, 16, seed=3, **how)
   for n, one in enumerate(found):
     assert one.tokens == out.tokens[0, n][np.asarray(out.mask[0, n])].tolist()
@@ -149,7 +145,7 @@ def test_responses_come_as_they_are_done(policy, monkeypatch):
     return rollouts(*args, **how)
 
   monkeypatch.setattr(sampler, "rollouts", spy)
-  monkeypatch.setattr(sample, "_TOGETHER", 13)
+  monkeypatch.setattr(sample, "TOGETHER", 13)
   each = policy.each([SHORT] * 5, 4, first=10)
   next(each)
   assert asked == [[10, 11]]  # 13 // 4, as a power of two
@@ -228,18 +224,15 @@ def test_what_cannot_be_answered_is_refused(policy, prompt, how, message):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "where, step, want",
-  [("{}", None, 3), ("{}", 1, 1), ("{}/checkpoints/1", None, 1)],
-)
+@pytest.mark.parametrize("where, step, want",
+  [("{}", None, 3), ("{}", 1, 1), ("{}/checkpoints/1", None, 1)])  # fmt: skip
 def test_a_run_is_loaded_with_what_it_was_asked(run, policy, where, step, want):
   found = bj.load(where.format(run), step=step)
   assert (found.step, found.max_new_tokens) == (want, 5)
   jax.tree.map(
     lambda x, y: np.testing.assert_array_equal(x, y * (1 + 0.01 * want)),
-    found.params,
-    policy.params,
-  )
+    found.params, policy.params,
+  )  # fmt: skip
   device = {jax.devices()[0]}
   assert all(x.devices() == device for x in jax.tree.leaves(found.params))
   assert texts(found.sample(SHORT, temperature=0.0))
@@ -254,10 +247,8 @@ def test_a_question_is_posed_as_the_run_posed_its_own(run, policy):
   assert found.posed(example) == user("What?\nBox it.")
   other = dataclasses.replace(found, system="Be brief.")
   posed = other.posed(SHORT)
-  assert posed == [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": SHORT},
-  ]
+  assert posed == [{"role": "system", "content": "Be brief."},
+    {"role": "user", "content": SHORT}]  # fmt: skip
   assert other._rendered(0, SHORT, 5) == found._rendered(0, posed, 5)
 
 
@@ -304,13 +295,9 @@ def lines(text):
 
 def canned(monkeypatch, *answers, cut=False):
   made_of = lambda text: Response(text, [5, 2], -1.5, cut)
-  monkeypatch.setattr(
-    TextPolicy,
-    "each",
-    lambda self, prompts, n, **how: (
-      [made_of(one) for one in answers[:n]] for _ in prompts
-    ),
-  )
+  monkeypatch.setattr(TextPolicy, "each",
+    lambda self, prompts, n, **how: ([made_of(one) for one in answers[:n]]
+      for _ in prompts))  # fmt: skip
 
 
 # -------------------------------------------------------------- where it reads
@@ -320,14 +307,11 @@ def test_a_prompt_is_answered_in_lines_of_json(talk, policy):
   said = talk(prompt=[SHORT, "Add 1 and 2."], n=3, temperature=0.7)
   assert said.err == "the embedded policy\n"
   want = policy.sample([SHORT, "Add 1 and 2."], n=3, temperature=0.7)
-  assert lines(said.out) == [
-    {
-      "prompt": prompt, "sample": n, "response": one.text,
-      "tokens": len(one.tokens), "logp": one.logp, "truncated": one.truncated,
-    }
+  assert lines(said.out) == [{"prompt": prompt,
+      "sample": n, "response": one.text,
+      "tokens": len(one.tokens), "logp": one.logp, "truncated": one.truncated}
     for prompt, each in zip([SHORT, "Add 1 and 2."], want, strict=True)
-    for n, one in enumerate(each)
-  ]  # fmt: skip
+    for n, one in enumerate(each)]  # fmt: skip
 
 
 @pytest.mark.ci
@@ -356,12 +340,10 @@ def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):
   found = lines(said.out)
   assert [one["verdict"] for one in found] == ["pass", "fail", "fail", "fail"]
   assert mentions(said.err.splitlines()[1], "1 of 4 ... (25.0%)")
-  assert found[2] == {
-    "prompt": "What is 1 + 2?\nBox it.", "sample": 0, "response": r"\boxed{2}",
-    "tokens": 2, "logp": -1.5, "truncated": False, "id": "b", "domain": "math",
-    "task": "sums", "gold": "3", "answer": "2", "verdict": "fail",
-    "reason": found[2]["reason"], "score": 0.0,
-  }  # fmt: skip
+  assert found[2] == {"prompt": "What is 1 + 2?\nBox it.", "sample": 0,
+    "response": r"\boxed{2}", "tokens": 2, "logp": -1.5, "truncated": False,
+    "id": "b", "domain": "math", "task": "sums", "gold": "3", "answer": "2",
+    "verdict": "fail", "reason": found[2]["reason"], "score": 0.0}  # fmt: skip
   assert found[2]["reason"]
 
 

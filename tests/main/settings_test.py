@@ -249,16 +249,10 @@ def test_every_rule_has_a_value_that_breaks_it():
   for section in dataclasses.fields(c):
     name, values = section.name, getattr(c, section.name)
     fields |= {f"{name}.{field}" for field, _, _ in values.rules()}
-    fields |= {
-      f"{name}.{field.name}"
-      for field in dataclasses.fields(values)
-      if typing.get_origin(field.type) is typing.Literal
-    }
-  domains = {
-    f"data.domains.{name}.{field}"
-    for name in c.data.domains
-    for field in ("weight", "reward")
-  }
+    fields |= {f"{name}.{field.name}" for field in dataclasses.fields(values)
+      if typing.get_origin(field.type) is typing.Literal}  # fmt: skip
+  domains = {f"data.domains.{name}.{field}"
+    for name in c.data.domains for field in ("weight", "reward")}  # fmt: skip
   assert fields | domains == broken_by_bad()
 
 
@@ -313,13 +307,10 @@ def phases_refused(said, *changes):
 
 
 def test_phases_add_up():
-  changes = (
-    {"from_step": 3, "sampling.n": 256, "optim.lr": 1},
-    {
-      "from_step": 7, "sampling.n": 128, "reward.length": "replace",
-      "reward.length_range": (-0.5, 1.0), "reward.mask_truncated": True,
-    },
-  )  # fmt: skip
+  changes = ({"from_step": 3, "sampling.n": 256, "optim.lr": 1},
+    {"from_step": 7, "sampling.n": 128,
+      "reward.length": "replace", "reward.length_range": (-0.5, 1.0),
+      "reward.mask_truncated": True})  # fmt: skip
   c = training(phases=changes)
   (first, one, none), (second, two, what), (third, three, _) = c.phases
   assert (first, second, third) == (1, 3, 7)
@@ -385,9 +376,8 @@ def test_the_config_of_every_phase_is_checked():
 def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   known = sections.every_field()
   assert not any(
-    about.phased
-    for name, about in known.items()
+    about.phased for name, about in known.items()
     if name.partition(".")[0] in ("run", "policy", "data", "devices", "eval")
-  )
+  )  # fmt: skip
   assert known["sampling.n"].phased and known["optim.lr"].phased
   assert not known["optim.betas"].phased  # moments are made with it

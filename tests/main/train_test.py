@@ -112,11 +112,9 @@ def test_what_does_not_fit_the_policy_is_refused(refuses, fields, line):
 def test_what_is_no_reward_is_refused(refuses, tmp_path, verifier, text, line):
   (tmp_path / "mine.py").write_text(text)
   made.dump(tmp_path / "odd.jsonl", [{"question": f"{i}?"} for i in range(40)])
-  fields = {
-    "data.files": tmp_path / "odd.jsonl",
+  fields = {"data.files": tmp_path / "odd.jsonl",
     "data.fields": "prompt:question",
-    "reward.verifier": verifier.format(tmp_path),
-  }
+    "reward.verifier": verifier.format(tmp_path)}  # fmt: skip
   where = "config.reward.verifier = ... "
   if "rounds" in line:
     where, fields["sampling.rounds"] = "", "(16, 512)"

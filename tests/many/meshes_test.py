@@ -73,10 +73,8 @@ class Device(types.SimpleNamespace):
 
 
 def test_the_part_of_a_process_is_a_block_of_the_mesh():
-  groups = [
-    [Device(id=i, platform="cpu") for i in range(start, start + 4)]
-    for start in range(0, 16, 4)
-  ]
+  groups = [[Device(id=i, platform="cpu") for i in range(start, start + 4)]
+    for start in range(0, 16, 4)]  # fmt: skip
   mesh = meshes.over(groups, Axes(2, 4, 2))
   assert [d.id for d in mesh.devices.flat] == [*range(16)]
   own = meshes.part(mesh, 4)

@@ -133,10 +133,9 @@ def steps(mesh=None, count=2, **how):
   watch = jax.tree_util.Partial(lambda p: optax.tree.norm(p, squared=True))
   for _ in range(count):
     batches = update_cases.placed(mesh, blocks=8, layout=layout)
-    state, stats = update.minibatch_step(
-      state, batches, tx=TX, response_logp=policy.response_logp,
-      objective=update_cases.OBJECTIVE, watch=watch, **how,
-    )  # fmt: skip
+    state, stats = update.minibatch_step(state, batches, tx=TX,
+      response_logp=policy.response_logp, objective=update_cases.OBJECTIVE,
+      watch=watch, **how)  # fmt: skip
   return jax.device_get(state), stats
 
 

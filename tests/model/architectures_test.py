@@ -13,15 +13,11 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
 LLAMA = QWEN | dict(model_type="llama")
-GEMMA = QWEN | dict(
-  model_type="gemma2", hidden_activation="gelu_pytorch_tanh", head_dim=6,
-  tie_word_embeddings=True, sliding_window=7,
-)  # fmt: skip
+GEMMA = QWEN | dict(model_type="gemma2", hidden_activation="gelu_pytorch_tanh",
+  head_dim=6, tie_word_embeddings=True, sliding_window=7)  # fmt: skip
 GEMMA_LAYERS = GEMMA | dict(model_type="gemma3_text", rope_local_base_freq=1e3)
-MOE = QWEN | dict(
-  model_type="qwen3_moe", head_dim=6, moe_intermediate_size=12, num_experts=5,
-  num_experts_per_tok=2, norm_topk_prob=True,
-)  # fmt: skip
+MOE = QWEN | dict(model_type="qwen3_moe", head_dim=6, moe_intermediate_size=12,
+  num_experts=5, num_experts_per_tok=2, norm_topk_prob=True)  # fmt: skip
 
 
 def scaled(kind, config=QWEN, **fields):
@@ -36,10 +32,8 @@ def yarn(**fields):
 
 
 def llama3(**fields):
-  common = dict(
-    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-    original_max_position_embeddings=128,
-  )  # fmt: skip
+  common = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=128)  # fmt: skip
   return scaled("llama3", **common | fields)
 
 
@@ -49,9 +43,8 @@ def llama3(**fields):
   {"rope_theta": GONE, "rope_parameters": {"rope_theta": 1e4}},
   # rope_parameters is the newer field.
   {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 1e4}},
-  {"partial_rotary_factor": 1.0}, {"hidden_act": "swish"},
-  {"hidden_act": GONE}, {"head_dim": None},
-  {"use_sliding_window": False, "sliding_window": 4},
+  {"partial_rotary_factor": 1.0}, {"hidden_act": "swish"}, {"hidden_act": GONE},
+  {"head_dim": None}, {"use_sliding_window": False, "sliding_window": 4},
   {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
   {"something_else": {"unknown": 1}},
 ], ids=str)  # fmt: skip
@@ -108,19 +101,15 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
   (but(QWEN, use_sliding_window=True, sliding_window=9, max_window_layers=1),
     {"sliding": (False, True), "window": 9, "sliding_rope": None}),
   (
-    but(
-      QWEN, use_sliding_window=True, sliding_window=9,
-      layer_types=["sliding_attention", "full_attention"],
-    ),
-    {"sliding": (True, False), "window": 9},
-  ),
+    but(QWEN, use_sliding_window=True, sliding_window=9,
+      layer_types=["sliding_attention", "full_attention"]),
+    {"sliding": (True, False), "window": 9}),
   (but(QWEN, model_type="mistral", sliding_window=None),
     {"sliding": (), "window": 0, "qkv_bias": False}),
   (but(MOE, norm_topk_prob=False, mlp_only_layers=None),
     {
       "experts": 5, "experts_per_token": 2, "normalize_experts": False,
-      "mlp": 12, "sliding": (),
-    }),
+      "mlp": 12, "sliding": ()}),
   (but(MOE, use_sliding_window=True, sliding_window=9),
     {"sliding": (True, True), "window": 9}),
   (but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
@@ -176,8 +165,7 @@ REFUSED = [
       (QWEN, "intermediate_size", None), (QWEN, "num_attention_heads", 0),
       (QWEN, "max_position_embeddings", 0), (MOE, "num_experts", 0),
       (MOE, "num_experts_per_tok", -1), (GEMMA, "sliding_window", 0),
-      (QWEN, "head_dim", 6.0), (GEMMA, "query_pre_attn_scalar", -2),
-    )),
+      (QWEN, "head_dim", 6.0), (GEMMA, "query_pre_attn_scalar", -2))),
   *((QWEN, {"rms_norm_eps": x}, f"rms_norm_eps {x!r} ... number")
     for x in (0.0, float("nan"), float("inf"))),
   (QWEN, {"rms_norm_eps": "x"}, "rms_norm_eps ... 'x'"),
@@ -190,25 +178,23 @@ REFUSED = [
       (QWEN, "sliding_window", -5, "an integer from 1"),
       (QWEN, "dtype", "complex64", "... bfloat16"),
       (QWEN, "torch_dtype", 5, "... bfloat16"), (QWEN, "rope_theta", 1, "a"),
-      (QWEN, "num_hidden_layers", 2**40, "an"),
-      (QWEN, "factor", 10**400, "a"), (LLAMA, "use_sliding_window", 2, "("),
-    )),
+      (QWEN, "num_hidden_layers", 2**40, "an"), (QWEN, "factor", 10**400, "a"),
+      (LLAMA, "use_sliding_window", 2, "("))),
   # What transformers refuses, in one line too.
   *((config, {field: "x"}, f"{field} ... 'x'")
     for config, field in (
       (MOE, "num_experts_per_tok"), (GEMMA, "attn_logit_softcapping"),
-      (LLAMA, "head_dim"), (LLAMA, "mlp_bias"),
-    )),
+      (LLAMA, "head_dim"), (LLAMA, "mlp_bias"))),
   # Heads.
   (QWEN, {"num_attention_heads": 6, "num_key_value_heads": 4},
-   "num_key_value_heads 4 ... divisor of 6"),
+    "num_key_value_heads 4 ... divisor of 6"),
   (QWEN, {"num_key_value_heads": 8}, "num_key_value_heads 8 ... divisor of 4"),
   (QWEN, {"hidden_size": 20}, "head_dim 5"),
   (QWEN, {"head_dim": 7}, "head_dim ... 7"),
   (QWEN, {"hidden_size": 2}, f"head_dim 0 {POSITIVE}"),
   # Ropes.
   *((QWEN, {"rope_scaling": {x: "su", "factor": 2.0}},
-     "rope_type 'su' ... llama3") for x in ("type", "rope_type")),
+      "rope_type 'su' ... llama3") for x in ("type", "rope_type")),
   (scaled("linear"), {}, "linear ... factor"),
   *((scaled("linear", factor=x), {}, f"factor {x!r} ... number")
     for x in (0, "2", None)),
@@ -221,31 +207,31 @@ REFUSED = [
   (llama3(low_freq_factor=GONE), {}, "llama3 ... low_freq_factor"),
   (llama3(low_freq_factor=4.0), {}, "high_freq_factor 4.0 ... above 4.0"),
   *((config(original_max_position_embeddings=1.5), {},
-     f"original_max_position_embeddings 1.5 {POSITIVE}")
+      f"original_max_position_embeddings 1.5 {POSITIVE}")
     for config in (yarn, llama3)),
   (QWEN, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is"),
   (QWEN, {"rope_parameters": "x"}, "rope_parameters 'x'"),
   # Layers.
   (GEMMA, {"use_bidirectional_attention": True, "sliding_window": None},
-   "use_bidirectional_attention True"),
+    "use_bidirectional_attention True"),
   (MOE, {"mlp_only_layers": [0]}, "mlp_only_layers [0] ... []"),
   (MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step 2 ... 1"),
   (QWEN, {"layer_types": [FULL, "chunked_attention"]},
-   "layer_types ['chunked_attention']"),
+    "layer_types ['chunked_attention']"),
   (GEMMA, {"layer_types": [FULL]}, "layer_types ... (1)"),
   # Activations and switches.
   (QWEN, {"hidden_act": "gelu"}, "hidden_act 'gelu' ... gelu_pytorch_tanh"),
   (GEMMA, {"hidden_activation": "relu"}, "hidden_activation 'relu'"),
   (GEMMA, {"final_logit_softcapping": -3.0},
-   "final_logit_softcapping -3.0 ... number"),
+    "final_logit_softcapping -3.0 ... number"),
   # transformers passes over these in silence.
   (GEMMA_LAYERS, {"attn_logit_softcapping": 3.0},
-   "attn_logit_softcapping 3.0 ... gemma3_text"),
+    "attn_logit_softcapping 3.0 ... gemma3_text"),
   (MOE, {"num_experts_per_tok": 6}, "num_experts_per_tok 6 ... 5"),
   (QWEN, {"tie_word_embeddings": "no"}, "tie_word_embeddings ... 'no'"),
   (LLAMA, {"attention_bias": "no"}, "attention_bias ... 'no'"),
   (QWEN, {"quantization_config": {"quant_method": "fp8"}},
-   "quantization_config '...' ... weights"),
+    "quantization_config '...' ... weights"),
 ]  # fmt: skip
 
 
@@ -262,10 +248,8 @@ def test_refuses_what_is_not_a_config(tmp_path):
   with pytest.raises(ValueError) as e:
     architectures.read_policy(tmp_path, dtype="float32")
   assert str(e.value).startswith(f"{path} cannot be read: ")
-  for text, why in (
-    ("\n{\n'x'\n}\n", "cannot be read: "),
-    ("[1]", "is not a JSON object"),
-  ):
+  for text, why in (("\n{\n'x'\n}\n", "cannot be read: "),
+      ("[1]", "is not a JSON object")):  # fmt: skip
     path.write_text(text)
     with pytest.raises(ValueError) as e:
       architectures.read_policy(tmp_path, dtype="float32")
@@ -291,15 +275,11 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
   code = f"open({str(marker)!r}, 'w').close()\n"
   for name in ("configuration_mine", "modeling_mine", "sitecustomize"):
     (tmp_path / f"{name}.py").write_text(code)
-  config = QWEN | {
-    "model_type": model_type, "architectures": ["MyModel"],
-    "trust_remote_code": True,
-    "auto_map": {
-      "AutoConfig": "configuration_mine.MyConfig",
+  config = QWEN | {"model_type": model_type,
+    "architectures": ["MyModel"], "trust_remote_code": True,
+    "auto_map": {"AutoConfig": "configuration_mine.MyConfig",
       "AutoModel": "modeling_mine.MyModel",
-      "AutoModelForCausalLM": "modeling_mine.MyModel",
-    },
-  }  # fmt: skip
+      "AutoModelForCausalLM": "modeling_mine.MyModel"}}  # fmt: skip
   if model_type == "qwen2":
     assert read(tmp_path, config) == SAME
   else:
@@ -328,9 +308,8 @@ def test_configs_of_the_hub_are_read_and_written(tmp_path, name, spelling):
   rope = fields["rope_parameters"]
   if want.sliding_rope is not None:
     assert fields["rope_local_base_freq"] == want.sliding_rope.theta
-    assert rope["sliding_attention"] == {
-      "rope_type": "default", "rope_theta": want.sliding_rope.theta
-    }  # fmt: skip
+    assert rope["sliding_attention"] == {"rope_type": "default",
+      "rope_theta": want.sliding_rope.theta}  # fmt: skip
     rope = rope["full_attention"]
   assert rope["rope_theta"] == want.rope.theta
   assert rope["rope_type"] == want.rope.kind
@@ -346,10 +325,9 @@ def test_configs_of_the_hub_are_read_and_written(tmp_path, name, spelling):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_policy_made_by_hand_is_written_as_a_qwen2(tmp_path, tied):
-  policy = Policy(
-    vocab=32, width=16, layers=2, heads=4, kv_heads=2, head_size=6, mlp=20,
-    rope=Rope(3e4), norm_eps=1e-5, tied=tied, qkv_bias=True, max_positions=77,
-  )  # fmt: skip
+  policy = Policy(vocab=32, width=16, layers=2, heads=4, kv_heads=2,
+    head_size=6, mlp=20, rope=Rope(3e4), norm_eps=1e-5, tied=tied,
+    qkv_bias=True, max_positions=77)  # fmt: skip
   fields = architectures.config_of(policy, "bfloat16")
   assert fields["architectures"] == ["Qwen2ForCausalLM"]
   assert fields["dtype"] == fields["torch_dtype"] == "bfloat16"

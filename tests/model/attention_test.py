@@ -62,10 +62,8 @@ def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(2, 3, 5, 3, 6)), dtype)
   cos, sin = Rope(100.0).turn(jnp.asarray(rng.integers(0, 99, (2, 1, 5))), 6)
-  forms = [
-    lambda x, target=target: attention.rotate(x, cos, sin, target)
-    for target in (TPU, CPU)
-  ]
+  forms = [lambda x, target=target: attention.rotate(x, cos, sin, target)
+    for target in (TPU, CPU)]  # fmt: skip
   (got, pull), (want, reference) = (jax.vjp(form, x) for form in forms)
   slope = jnp.asarray(rng.normal(size=x.shape), dtype)
   # Where slopes are bfloat16, either form rounds them.
@@ -73,8 +71,7 @@ def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
   np.testing.assert_allclose(got, want, atol=atol / 10, rtol=0)
   np.testing.assert_allclose(
     *(np.asarray(f(slope)[0], np.float32) for f in (pull, reference)),
-    atol=atol, rtol=0,
-  )  # fmt: skip
+    atol=atol, rtol=0)  # fmt: skip
 
 
 def test_the_scale_of_a_rope_lengthens_what_it_turns():
@@ -255,7 +252,7 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
 
 
 @pytest.mark.parametrize("masks, softcap, pieces", [
-  (None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))
+  (None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10)),
 ])  # fmt: skip
 def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
   """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""
@@ -341,10 +338,8 @@ def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
   # A prompt of two tokens, its answers a b and c, a second tree, padding.
   #            0  1  a  b  c  0  .
   visible, depth = attention.tree_views(jnp.array([[[5, 5, 4, 4, 5, 6, 0]]]))
-  want = [
-    [1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0],
-    [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0],
-    [0, 0, 0, 0, 0, 0, 1],
-  ]  # fmt: skip
+  want = [[1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0],
+    [1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0],
+    [0, 0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0, 1]]  # fmt: skip
   np.testing.assert_array_equal(visible[0, 0], np.array(want, bool))
   np.testing.assert_array_equal(depth[0, 0], [0, 1, 2, 3, 2, 0, 0])

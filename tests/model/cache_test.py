@@ -55,11 +55,9 @@ def plain(q, shared, pages, column, limit, softcap):
   seen = (
     jnp.zeros((A, R, T, T), bool).at[:, :, -1].set(age[None] < limit[..., None])
   )
-  out = attention.attend(
-    jnp.repeat(q[:, :, None], T, axis=2),
+  out = attention.attend(jnp.repeat(q[:, :, None], T, axis=2),
     (*shared.k, *shared.v, shared.mask[:, :, None]), (apart(k), apart(v), seen),
-    scale=K**-0.5, softcap=softcap, target=here(),
-  )  # fmt: skip
+    scale=K**-0.5, softcap=softcap, target=here())  # fmt: skip
   return out[:, :, -1]
 
 
@@ -69,10 +67,8 @@ def test_equals_the_attention_of_training(column, most, softcap):
   q, shared, pages = drawn(rng)
   limit = jnp.asarray(rng.integers(1, most + 1, (2, 3)), jnp.int32)
   at = jnp.int32(column), limit
-  run = functools.partial(
-    cache.attend_pages, q, shared, column=at[0], limit=limit, scale=0.5,
-    softcap=softcap,
-  )  # fmt: skip
+  run = functools.partial(cache.attend_pages, q, shared, column=at[0],
+    limit=limit, scale=0.5, softcap=softcap)  # fmt: skip
   got = run(pages, used=1)
   want = plain(q, shared, pages, *at, softcap)
   np.testing.assert_allclose(got, want, atol=1e-6)
@@ -87,10 +83,9 @@ def test_prompts_in_pieces_are_the_prompts(monkeypatch):
   width, prompts = 2, 2
   monkeypatch.setattr(cache, "_LEAST_PIECE", 2)
   q, shared, pages = drawn(np.random.default_rng(width), S=width * prompts)
-  run = functools.partial(
-    cache.attend_pages, q, pages=pages, column=jnp.int32(1), used=1,
-    limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5, softcap=0.7,
-  )  # fmt: skip
+  run = functools.partial(cache.attend_pages, q, pages=pages,
+    column=jnp.int32(1), used=1, limit=jnp.full((2, 3), 5, jnp.int32),
+    scale=0.5, softcap=0.7)  # fmt: skip
   pieces = cache.prompt_pieces(prompts, width)
   first = pieces[0]
 
@@ -160,19 +155,15 @@ def test_int8_scores_and_values_are_those_of_what_was_stored():
   small, large = [], []
   for page in pages:
     size = jnp.zeros((6, 2, 3))
-    coded = Page(
-      jnp.zeros_like(page.k, jnp.int8), jnp.zeros_like(page.v, jnp.int8),
-      size, size,
-    )  # fmt: skip
+    coded = Page(jnp.zeros_like(page.k, jnp.int8),
+      jnp.zeros_like(page.v, jnp.int8), size, size)  # fmt: skip
     for at in range(3):
       coded = coded.write(normal(), normal(), at)
     small.append(coded)
     k = coded.k * coded.k_scale[:, :, None]
     large.append(Page(k, coded.v * coded.v_scale[..., None]))
-  run = functools.partial(
-    cache.attend_pages, q, shared, column=jnp.int32(1), used=1,
-    limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5,
-  )  # fmt: skip
+  run = functools.partial(cache.attend_pages, q, shared, column=jnp.int32(1),
+    used=1, limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5)  # fmt: skip
   np.testing.assert_allclose(run(pages=small), run(pages=large), atol=1e-6)
 
 
@@ -386,10 +377,9 @@ def test_heads_spread_over_devices_stay_there(half, every):
   for axes in every:
     mesh = meshes.over([jax.devices()[: axes.devices]], axes)
     own, whole = PartitionSpec("fsdp"), PartitionSpec()
-    form = jax.shard_map(
-      attending("gpu"), mesh=mesh, in_specs=(own, own, whole, own, own, own),
-      out_specs=own, axis_names={*meshes.ROWS}, check_vma=False,
-    )  # fmt: skip
+    form = jax.shard_map(attending("gpu"), mesh=mesh,
+      in_specs=(own, own, whole, own, own, own), out_specs=own,
+      axis_names={*meshes.ROWS}, check_vma=False)  # fmt: skip
     assert kernels_of(form, half) == 1
     heads = jax.NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
     case = *half[:2], jax.device_put(half[2], heads), *half[3:]

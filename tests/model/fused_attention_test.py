@@ -45,10 +45,8 @@ def draw(*, P=2, M=3, Q=10, H=6, G=2, K=8, S=7, how="left", own="all"):
 
 def plain(q, sides, real, masks, softcap=0.0):
   shared, own = sides
-  return attention.attend(
-    q, shared and (*shared, masks[0]), (*own, masks[1]), scale=0.3,
-    softcap=softcap, target=CPU,
-  )  # fmt: skip
+  return attention.attend(q, shared and (*shared, masks[0]), (*own, masks[1]),
+    scale=0.3, softcap=softcap, target=CPU)  # fmt: skip
 
 
 def fused(q, sides, real, masks=None, *, target=GPU, mesh=None, softcap=0.0):
@@ -90,7 +88,7 @@ def counted(real, q):
 
 
 @pytest.mark.parametrize("how, own", [
-  ("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))
+  ("left", "all"), ("none", "left"), tiers.at_night(("left", "right")),
 ])  # fmt: skip
 def test_rows_as_sequences_are_the_softmax_over_both_kinds(how, own, kernels):
   arrays = draw(how=how, own=own)
@@ -126,10 +124,9 @@ def test_inside_a_map_over_prompts_heads_are_cut(kernels):
   mesh = meshes.make_mesh(tensor=2)
   q, sides, real, masks = draw(P=8, H=4)
   split = jax.sharding.PartitionSpec("fsdp")
-  form = lambda q, sides, real, masks: jax.jit(jax.shard_map(
-    fused, mesh=mesh, in_specs=split, out_specs=split,
-    axis_names={*meshes.ROWS}, check_vma=False,
-  ))(q, sides, real)  # fmt: skip
+  form = lambda q, sides, real, masks: jax.jit(jax.shard_map(fused, mesh=mesh,
+      in_specs=split, out_specs=split, axis_names={*meshes.ROWS},
+      check_vma=False))(q, sides, real)  # fmt: skip
   compare(form, fused, (q, sides, real, masks), counted(real, q), 2e-5)
 
 
@@ -183,11 +180,9 @@ def test_a_policy_says_which_of_its_tokens_are_real(kernels, monkeypatch):
   def found(policy):
     score = lambda params: policy.response_logp(params, prompt, mask, response)
     total = lambda params: sum(x.sum() for x in score(params))
-    return (
-      score(params), policy.prefill(params, prompt, mask)[0],
+    return (score(params), policy.prefill(params, prompt, mask)[0],
       jnp.where(mask[..., None], policy.logits(params, prompt, mask), 0.0),
-      (jax.grad(total)(params)),
-    )  # fmt: skip
+      (jax.grad(total)(params)))  # fmt: skip
 
   assert "_window" in str(jax.make_jaxpr(lambda: found(on(GPU, TINY)))())
   trees = found(on(GPU, TINY)), found(on(CPU, TINY))

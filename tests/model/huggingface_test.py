@@ -283,10 +283,8 @@ def test_a_device_reads_its_own_part_of_one_layer(tmp_path, monkeypatch):
       return got
 
   opened = huggingface.open_tensors
-  monkeypatch.setattr(
-    huggingface, "open_tensors",
-    lambda *a: {k: Slice(v) for k, v in opened(*a).items()},
-  )  # fmt: skip
+  monkeypatch.setattr(huggingface, "open_tensors",
+    lambda *a: {k: Slice(v) for k, v in opened(*a).items()})  # fmt: skip
   huggingface.load(tmp_path / "model", mesh=mesh)
   # Matrices are spread over both axes, an expert's over "data" alone.
   whole = {got for got, of in read if got == of}
@@ -323,10 +321,9 @@ def test_refuses_tensors_by_name(saved, change, message):
 def test_refuses_damaged_bytes(saved):
   path = saved / WEIGHTS
   whole = path.read_bytes()
-  for damaged in (
-    whole[:-10], whole[:20], b"", whole[:8] + b"\xff\xfe\n" + whole[11:],
-    b"<html>\nnot here\n</html>\n",
-  ):  # fmt: skip
+  for damaged in (whole[:-10], whole[:20], b"",
+      whole[:8] + b"\xff\xfe\n" + whole[11:],
+      b"<html>\nnot here\n</html>\n"):  # fmt: skip
     path.write_bytes(damaged)
     refused(saved, path, "is damaged")
 
@@ -347,10 +344,9 @@ def test_refuses_an_index_that_is_not_whole(saved):
   where = split(saved)
   (saved / where[Q]).unlink()
   refused(saved, saved / where[Q], "is missing")
-  texts = (
-    "{", "[]", "{}", '{"weight_map": {}}',
-    '{"weight_map": ["model.safetensors"]}', '{"weight_map": {"a": 1}}',
-  )  # fmt: skip
+  texts = ("{", "[]", "{}", '{"weight_map": {}}',
+    '{"weight_map": ["model.safetensors"]}',
+    '{"weight_map": {"a": 1}}')  # fmt: skip
   for text in texts:
     (saved / INDEX).write_text(text)
     refused(saved, saved / INDEX)

@@ -341,11 +341,8 @@ def test_a_layer_computes_what_it_computed_before(name):
   x = jnp.asarray(rng.normal(size=(2, 3, 1, policy.width)), jnp.float32)
   one = jnp.ones((2, 3), jnp.int32)
   (view, *_) = attention.slot_views(policy, one[:, None] > 0, 4 * one, one - 1)
-  for whole, part in zip(
-    layers.block(policy, layer).project(x, view),
-    layers.block(policy, fewer).project(x, view),
-    strict=True,
-  ):
+  for whole, part in zip(layers.block(policy, layer).project(x, view),
+      layers.block(policy, fewer).project(x, view), strict=True):  # fmt: skip
     np.testing.assert_allclose(part, whole, atol=2e-6)
   out = rng.normal(size=(2, 3, 1, policy.heads, policy.head_size))
   out = jnp.asarray(out, jnp.float32)

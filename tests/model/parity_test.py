@@ -24,60 +24,49 @@ import transformers
 
 torch.set_num_threads(1)  # two workers share the cores
 
-SIZES = dict(
-  vocab_size=96, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
-  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-  rms_norm_eps=1e-5, pad_token_id=0, bos_token_id=None, eos_token_id=None,
-  tie_word_embeddings=False,
-)  # fmt: skip
+SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=160,
+  num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+  max_position_embeddings=512, rms_norm_eps=1e-5, pad_token_id=0,
+  bos_token_id=None, eos_token_id=None, tie_word_embeddings=False)  # fmt: skip
 ROPE = dict(SIZES, rope_theta=1e4)
 WIDE = dict(ROPE, head_dim=24)  # a head is not width / heads
 MOE = dict(WIDE, moe_intermediate_size=40, norm_topk_prob=True)
-GEMMA = dict(
-  head_dim=24, sliding_window=6, query_pre_attn_scalar=30,
-  tie_word_embeddings=True,
-)  # fmt: skip
+GEMMA = dict(head_dim=24, sliding_window=6, query_pre_attn_scalar=30,
+  tie_word_embeddings=True)  # fmt: skip
 scaled = lambda kind, **rope: dict(
   ROPE, rope_scaling=dict(rope_type=kind, factor=4.0, **rope)
 )
 TRAINED = dict(original_max_position_embeddings=64)
 KINDS = {
   "qwen2": ("qwen2", ROPE),
-  "qwen2, tied, upper layers slide": ("qwen2", dict(
-    ROPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=7,
-    max_window_layers=1,
-  )),
+  "qwen2, tied, upper layers slide": ("qwen2",
+    dict(ROPE, tie_word_embeddings=True, use_sliding_window=True,
+      sliding_window=7, max_window_layers=1)),
   "qwen3": ("qwen3", WIDE),
-  "qwen3, tied, biased": ("qwen3", dict(
-    WIDE, attention_bias=True, tie_word_embeddings=True,
-  )),
+  "qwen3, tied, biased": ("qwen3",
+    dict(WIDE, attention_bias=True, tie_word_embeddings=True)),
   "qwen3 moe": ("qwen3_moe", dict(MOE, num_experts=8, num_experts_per_tok=3)),
-  "qwen3 moe, shares as they are, slides": ("qwen3_moe", dict(
-    MOE, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
-    use_sliding_window=True, sliding_window=9,
-  )),
+  "qwen3 moe, shares as they are, slides": ("qwen3_moe",
+    dict(MOE, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+      use_sliding_window=True, sliding_window=9)),
   "llama": ("llama", ROPE),
   "llama, biased": ("llama", dict(ROPE, attention_bias=True, mlp_bias=True)),
-  "llama 3 rope": ("llama", scaled(
-    "llama3", low_freq_factor=1.0, high_freq_factor=4.0, **TRAINED
-  )),
+  "llama 3 rope": ("llama",
+    scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **TRAINED)),
   "linear rope": ("llama", scaled("linear")),
   "dynamic rope": ("llama", scaled("dynamic")),
   "yarn": ("qwen2", scaled("yarn", **TRAINED)),
-  "yarn, every option": ("llama", scaled(
-    "yarn", beta_fast=16.0, beta_slow=2.0, attention_factor=1.3,
-    truncate=False, **TRAINED,
-  )),
-  "yarn as DeepSeek scales": ("llama", scaled(
-    "yarn", mscale=1.2, mscale_all_dim=0.7, **TRAINED
-  )),
+  "yarn, every option": ("llama",
+    scaled("yarn", beta_fast=16.0, beta_slow=2.0, attention_factor=1.3,
+      truncate=False, **TRAINED)),
+  "yarn as DeepSeek scales": ("llama",
+    scaled("yarn", mscale=1.2, mscale_all_dim=0.7, **TRAINED)),
   "mistral": ("mistral", dict(ROPE, sliding_window=5)),
   "mistral, no window": ("mistral", dict(WIDE, sliding_window=None)),
   "gemma 2": ("gemma2", dict(ROPE, **GEMMA)),
-  "gemma 3": ("gemma3_text", dict(
-    SIZES, **GEMMA, sliding_window_pattern=2,
-    rope_scaling=dict(rope_type="linear", factor=8.0),
-  )),
+  "gemma 3": ("gemma3_text",
+    dict(SIZES, **GEMMA, sliding_window_pattern=2,
+      rope_scaling=dict(rope_type="linear", factor=8.0))),
 }  # fmt: skip
 LENGTHS = (24, 17, 9)  # of three prompts, left-padded
 
@@ -94,11 +83,9 @@ class Theirs(NamedTuple):
   def logits(self, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
     position = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
     with torch.no_grad():
-      out = self.model(
-        torch.tensor(tokens),
+      out = self.model(torch.tensor(tokens),
         attention_mask=torch.tensor(mask.astype(np.int64)),
-        position_ids=torch.tensor(position),
-      )
+        position_ids=torch.tensor(position))  # fmt: skip
     return out.logits.numpy()
 
 
@@ -142,10 +129,8 @@ def test_policy_is_transformers_in_every_form(tmp_path, name):
   # Prefill, shared prefix, cached decode; slots that start again.
   prompts = theirs.prompts()
   stop = (7, 11, 13)
-  out = sampler.sample(
-    policy, params, prompts, jax.random.key(0), n=5, slots=2, max_new_tokens=24,
-    stop_ids=stop,
-  )  # fmt: skip
+  out = sampler.sample(policy, params, prompts, jax.random.key(0), n=5, slots=2,
+    max_new_tokens=24, stop_ids=stop)  # fmt: skip
   out = jax.device_get(out)
   assert out.mask.sum(axis=2).min() < 24 == out.mask.sum(axis=2).max()
   for p, prompt in enumerate(prompts):

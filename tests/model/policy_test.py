@@ -25,16 +25,14 @@ POLICIES = {
   "qwen2": TINY,
   "tied, without groups": changed(tied=True, qkv_bias=False, kv_heads=6),
   "qwen3": changed(qkv_bias=False, qk_norm=True, head_size=6),
-  "llama, biased": changed(
-    output_bias=True, mlp_bias=True, rope=Rope(50.0, "linear", 3.0)
-  ),
+  "llama, biased": changed(output_bias=True, mlp_bias=True,
+    rope=Rope(50.0, "linear", 3.0)),
   "mistral": changed(qkv_bias=False, window=4, sliding=(True, True)),
   "gemma2": small_policies.GEMMA2, "gemma3": small_policies.GEMMA3,
   "experts": small_policies.EXPERTS,
   "experts, shares as they are, slide": dataclasses.replace(
     small_policies.EXPERTS, normalize_experts=False, experts_per_token=3,
-    window=3, sliding=(False, True), output_bias=True,
-  ),
+    window=3, sliding=(False, True), output_bias=True),
 }  # fmt: skip
 NAMES = ("qwen2", "gemma2", "gemma3", "experts")
 logits = jax.jit(Policy.logits, static_argnums=0)
@@ -115,10 +113,8 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
 
 
 # Prompts of each lane, and columns of a page.
-WAYS = {
-  "a lane each": ([[0], [1]], 4),
-  "pages of 2, one lane and an empty one": ([[0, 1], [2, 2]], 2),
-}
+WAYS = {"a lane each": ([[0], [1]], 4),
+  "pages of 2, one lane and an empty one": ([[0, 1], [2, 2]], 2)}  # fmt: skip
 TURNS = [("qwen2", "a lane each")]
 TURNS += [(name, "pages of 2, one lane and an empty one") for name in NAMES]
 
@@ -206,10 +202,9 @@ def last_by_decoding(policy, params, rows, prompt):
   page, zero = policy.page(B, T), jnp.zeros((B, 1), jnp.int32)
   for t in range(T):
     # The response begins in the middle of the circle.
-    logits, page = policy.decode_step(
-      weights, shared, (page,), rows[:, None, prompt + t], zero + t + 1, zero,
-      jnp.int32((2 + t) % T), 0,
-    )  # fmt: skip
+    logits, page = policy.decode_step(weights, shared, (page,),
+      rows[:, None, prompt + t], zero + t + 1, zero, jnp.int32((2 + t) % T),
+      0)  # fmt: skip
     logits = logits[:, 0]
   return logits
 
@@ -328,11 +323,8 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
     np.testing.assert_allclose(a, b, atol=3e-5)
   # No array has S x S scores, and only the last positions have logits.
   program = jax.make_jaxpr(lambda: policy.prefill(params, tokens, mask))()
-  shapes = [
-    v.aval.shape
-    for eqn in equations(program.jaxpr, "dot_general")
-    for v in eqn.outvars
-  ]
+  shapes = [v.aval.shape for eqn in equations(program.jaxpr, "dot_general")
+    for v in eqn.outvars]  # fmt: skip
   assert any(5 in s for s in shapes)
   others = [math.prod(s) for s in shapes if policy.vocab not in s]
   assert max(others) < len(tokens) * policy.heads * 13 * 13
@@ -400,10 +392,8 @@ def test_a_cpu_has_pages_in_float32_and_others_a_pool():
     target = Target(platform, 1, 2**30)
     assert dataclasses.replace(TINY, target=target).pool_columns == columns
   half = changed(dtype="bfloat16")
-  dtypes = lambda policy: {
-    str(x.dtype)
-    for x in jax.tree.leaves(jax.eval_shape(lambda: policy.page(2, 8)))
-  }
+  dtypes = lambda policy: {str(x.dtype) for x in jax.tree.leaves(
+      jax.eval_shape(lambda: policy.page(2, 8)))}  # fmt: skip
   assert dtypes(dataclasses.replace(half, target=here())) == {"float32"}
   gpu = dataclasses.replace(half, target=Target("gpu", 1, 2**30))
   assert dtypes(gpu) == {"bfloat16"}

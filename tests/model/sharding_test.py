@@ -19,10 +19,8 @@ from brorl_jax.model import adapters, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
-POLICY = Policy(
-  vocab=32, width=16, layers=3, heads=4, kv_heads=2, head_size=6, mlp=20,
-  rope=Rope(1e4), norm_eps=1e-6, tied=False, qkv_bias=True,
-)  # fmt: skip
+POLICY = Policy(vocab=32, width=16, layers=3, heads=4, kv_heads=2, head_size=6,
+  mlp=20, rope=Rope(1e4), norm_eps=1e-6, tied=False, qkv_bias=True)  # fmt: skip
 # Every parameter that a policy may have is in one of these.
 ALL = dataclasses.replace(
   POLICY, output_bias=True, mlp_bias=True, qk_norm=True, post_norms=True
@@ -210,9 +208,8 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
 
 def test_parameters_are_left_alone_where_no_device_lacks_them():
   params = {"ln_final": {"scale": jnp.arange(8.0)}}
-  for mesh in (
-    None, meshes.make_mesh(fsdp=1, tensor=8), meshes.make_mesh(fsdp=8)
-  ):  # fmt: skip
+  for mesh in (None, meshes.make_mesh(fsdp=1, tensor=8),
+      meshes.make_mesh(fsdp=8)):  # fmt: skip
     assert sharding.gathered(params, mesh, "bfloat16") is params
   f = lambda params, x: params["ln_final"]["scale"] * x
   for mesh in (None, meshes.make_mesh(fsdp=1, tensor=8)):
@@ -222,7 +219,7 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name, dtype, tied", [
-  tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True)
+  tiers.at_night(("plain", "bfloat16", False)), ("experts", "float32", True),
 ])  # fmt: skip
 def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
   policy = dataclasses.replace(POLICIES[name], dtype=dtype, tied=tied)
@@ -265,10 +262,8 @@ def test_rows_of_few_prompts_are_cut_into_blocks(prompts, rows, data, want):
 
 def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
   make = lambda: sharding.heads_apart([jnp.zeros((3, 2, 4, 5))] * 2, axis=2)
-  apart = jax.jit(jax.shard_map(
-    make, mesh=mesh, in_specs=(), out_specs=P("fsdp"),
-    axis_names={*meshes.ROWS},
-  ))()  # fmt: skip
+  apart = jax.jit(jax.shard_map(make, mesh=mesh, in_specs=(),
+      out_specs=P("fsdp"), axis_names={*meshes.ROWS}))()  # fmt: skip
   for x in apart:
     assert x.shape == (12, 2, 4, 5)
     assert x.sharding.shard_shape(x.shape) == (3, 2, 2, 5)

@@ -58,9 +58,8 @@ OLD = MEMINFO | {
   (NESTED | {"cg/user.slice/run/memory.max": "1900000"}, 0, [3]),
   (NESTED | {"cg/user.slice/memory.max": "max"}, 8192000, [3]),
   (OLD, 6000000 - 2000000, [2]),
-  (OLD | {"cg/memory/memory.limit_in_bytes": f"{2**63 - 4096}"}, 8192000,
-   [2]),
-  ({}, None, [0]),  # another system: what is built in
+  (OLD | {"cg/memory/memory.limit_in_bytes": f"{2**63 - 4096}"}, 8192000, [2]),
+  ({}, None, [0])  # another system: what is built in
 ])  # fmt: skip
 def test_available_memory(tmp_path, monkeypatch, files, available, kills):
   for name, text in files.items():

@@ -107,8 +107,7 @@ def test_encoding_adds_nothing(copy, built):
       {"Sequence": {"id": "A", "type_id": 0}}],
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
     "special_tokens": {
-      "<|im_end|>": {"id": "<|im_end|>", "ids": [2], "tokens": ["<|im_end|>"]}
-    },
+      "<|im_end|>": {"id": "<|im_end|>", "ids": [2], "tokens": ["<|im_end|>"]}}
   }  # fmt: skip
   write(path, content)
   assert tokenizer.Tokenizer(copy).encode(ODD[3]) == built.encode(ODD[3])
@@ -170,9 +169,8 @@ def refused(directory, message):
 
 
 @pytest.mark.parametrize("name, text", [
-  *(("tokenizer.json", text) for text in ("", "{}", None)),
-  ("generation_config.json", "{"),
-])  # fmt: skip
+    *(("tokenizer.json", text) for text in ("", "{}", None)),
+    ("generation_config.json", "{")])  # fmt: skip
 def test_damaged_files_are_refused_in_one_line(copy, name, text):
   path = copy / name
   path.write_text(path.read_text()[:-100] if text is None else text)
@@ -270,8 +268,7 @@ def test_a_foreign_tokenizer_is_tried(
   (b"{{ raise_exception('a\nb') }}", ": the chat template fails: a"),
   (b"", ": its chat template is empty"),
   (b"{{ messages[0].content }}{{ range(99) | random }}", ": its chat templat"),
-  (b"{{ ().__class__.__base__.__subclasses__() }}",
-    ": the chat template fails"),
+  (b"{{ ().__class__.__base__.__subclasses__() }}", ": the chat template fails")
 ])  # fmt: skip
 def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):
   path = tmp_path / "mine.jinja"

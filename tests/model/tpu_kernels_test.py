@@ -14,9 +14,8 @@ KERNEL = functools.partial(tpu_kernels.row_kernel, interpret=True)
 
 
 @pytest.mark.parametrize("z, stored, activations, softcap, atol", [
-  (Sizes(16, 7), "float32", "float32", 1.5, 1e-5),
-  (Sizes(23, 3, 7, 1, 16), "int8", "bfloat16", 0.0, 2e-2),
-])  # fmt: skip
+    (Sizes(16, 7), "float32", "float32", 1.5, 1e-5),
+    (Sizes(23, 3, 7, 1, 16), "int8", "bfloat16", 0.0, 2e-2)])  # fmt: skip
 def test_equals_the_simple_form_whatever_lies_in_tokens_not_seen(
   z, stored, activations, softcap, atol
 ):

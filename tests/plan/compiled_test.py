@@ -40,10 +40,8 @@ def plan(topology: str, *words: str) -> dict:
   env = {"XLA_FLAGS": "", "JAX_PLATFORMS": ""}
   env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
   command = [sys.executable, "-m", *words, f"--topology={topology}"]
-  start = functools.partial(
-    subprocess.run, command, env=os.environ | env, capture_output=True,
-    text=True, timeout=800,
-  )  # fmt: skip
+  start = functools.partial(subprocess.run, command, env=os.environ | env,
+    capture_output=True, text=True, timeout=800)  # fmt: skip
   done = start()
   # XLA forks a process of gigabytes for it, and asks the system once.
   if "Failed to launch ptxas" in done.stderr:
@@ -98,9 +96,6 @@ def test_the_papers_run_asks_few_things_of_eight_h100():
   assert 0 < of["decode"]["token_kernels"] <= 600
   # Gradients are reduced to where they lie: no device has a sum of all of one.
   # (A TPU's compiler makes its own of every reduction, also of a single one.)
-  whole = [
-    m
-    for m in of["gradient"]["messages"]
-    if m["kind"] == "all-reduce" and m["size_bytes"] >= MIB
-  ]
+  whole = [m for m in of["gradient"]["messages"] if m["kind"] == "all-reduce"
+    and m["size_bytes"] >= MIB]  # fmt: skip
   assert whole == []

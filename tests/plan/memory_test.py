@@ -175,10 +175,8 @@ def test_longer_rollouts_need_more_whatever_their_pages():
   assert all(a < b for a, b in itertools.pairwise(total))
 
 
-@pytest.mark.parametrize(
-  "slots, lanes, want",
-  [(None, None, (24, 8)), (100, 100, (24, 8)), (5, 3, (5, 3))],
-)
+@pytest.mark.parametrize("slots, lanes, want",
+  [(None, None, (24, 8)), (100, 100, (24, 8)), (5, 3, (5, 3))])  # fmt: skip
 def test_everything_or_what_is_given_if_there_is_room(slots, lanes, want):
   got = fit(memory_bytes=10**15, slots=slots, lanes=lanes)
   assert (got.slots, got.lanes) == want
@@ -314,40 +312,32 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
   bytes_ = lambda x: math.prod(x.shape) * x.dtype.itemsize
   dropped = sum(map(bytes_, jax.tree.leaves(page))) if older else 0
   state = sum(map(bytes_, jax.tree.leaves(start[0])))
-  step = total(
-    decode, inputs, older, np.int32(len(older)), page, s, True, np.int32(9),
-    donated=(3, 4),
-  )  # fmt: skip
-  return state, {
-    "prefilling": total(fill, *start),
-    "decoding": state + dropped + step,
-  }
+  step = total(decode, inputs, older, np.int32(len(older)), page, s, True,
+    np.int32(9), donated=(3, 4))  # fmt: skip
+  return state, {"prefilling": total(fill, *start),
+    "decoding": state + dropped + step}  # fmt: skip
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "policy, sizes, top_p",
-  tiers.some([
-    pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
-    pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
-    slow(dataclasses.replace(HALF, int8_cache=True), (64, 8, 96, 192, 64, 4),
-      1.0, id="int8"),
-    slow(SMALL, (16, 3, 1100, 20, 16, 3), 1.0, id="long prompts"),
-    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
-    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
-    slow(dataclasses.replace(SMALL, vocab=2**15), (16, 8, 40, 6, 16, 8), 0.95,
-      id="an evaluation with a large vocabulary"),
-    pytest.param(dataclasses.replace(SMALL, experts=4, experts_per_token=2,
-      mlp=128), (16, 8, 64, 32, 16, 8), 1.0, id="experts"),
-  ], 2, 2),
-)  # fmt: skip
+@pytest.mark.parametrize("policy, sizes, top_p", tiers.some([
+  pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
+  pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
+  slow(dataclasses.replace(HALF, int8_cache=True), (64, 8, 96, 192, 64, 4), 1.0,
+    id="int8"),
+  slow(SMALL, (16, 3, 1100, 20, 16, 3), 1.0, id="long prompts"),
+  pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
+  pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
+  slow(dataclasses.replace(SMALL, vocab=2**15), (16, 8, 40, 6, 16, 8), 0.95,
+    id="an evaluation with a large vocabulary"),
+  pytest.param(
+    dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
+    (16, 8, 64, 32, 16, 8), 1.0, id="experts"),
+], 2, 2))  # fmt: skip
 def test_a_plan_is_never_below_seldom_above_xlas_needs(policy, sizes, top_p):
   n, P, S, T, slots, lanes = sizes
   state, needed = needs(policy, *sizes, SamplingParams(top_p=top_p))
-  one = load(
-    policy, resident_bytes=state, n=n, prompts=P, prompt_tokens=S,
-    max_new_tokens=T, cut=top_p < 1.0,
-  )  # fmt: skip
+  one = load(policy, resident_bytes=state, n=n, prompts=P, prompt_tokens=S,
+    max_new_tokens=T, cut=top_p < 1.0)  # fmt: skip
   stages = one.stages(lanes, slots)
   ratio = {k: sum(stages[k].values()) / v for k, v in needed.items()}
   print("RATIO", ratio, one.need(lanes, slots) / max(needed.values()))

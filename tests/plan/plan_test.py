@@ -52,10 +52,8 @@ def test_work_spreads_evenly_over_the_mesh():
     settled(config(**of, blocks=6), axes=Axes(fsdp=4))
 
 
-@pytest.mark.parametrize(
-  ("rows", "prompts", "each"),
-  [(8, 128, 2048), (32, 128, 2048), (64, 128, 1024), (8, 4, 256)],
-)
+@pytest.mark.parametrize(("rows", "prompts", "each"),
+  [(8, 128, 2048), (32, 128, 2048), (64, 128, 1024), (8, 4, 256)])  # fmt: skip
 @pytest.mark.parametrize("data", [1, 4])
 def test_zeros_follow_from_the_mesh(rows, prompts, each, data):
   zeros = dict(in_flight=0, blocks=0, rows=3, n=512, samples=512 * prompts)
@@ -84,11 +82,9 @@ def test_rows_are_as_many_as_fit():
 
 
 # What XLA may use of a device, and how many there are.
-MACHINES = {
-  "h100:1x8": ("gpu", 8, 72.8), "h100:8x8": ("gpu", 64, 72.8),
+MACHINES = {"h100:1x8": ("gpu", 8, 72.8), "h100:8x8": ("gpu", 64, 72.8),
   "v5p:2x2x2": ("tpu", 8, 95.7), "v5p:4x4x4": ("tpu", 64, 95.7),
-  "v6e:4x4": ("tpu", 16, 31.2), "v6e:8x8": ("tpu", 64, 31.2),
-}  # fmt: skip
+  "v6e:4x4": ("tpu", 16, 31.2), "v6e:8x8": ("tpu", 64, 31.2)}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -104,9 +100,8 @@ def test_a_preset_starts_on_every_machine_with_the_papers_values(preset, name):
   out, plans = phase.config, phase.memory
   assert plans.update.need <= memory.limit_of(plans.rollouts.memory_bytes)
   sampled = out.sampling
-  assert (sampled.n, sampled.samples, sampled.max_new_tokens) == (
-    512, 128 * 512, 15360,
-  )  # fmt: skip
+  assert (sampled.n, sampled.samples,
+    sampled.max_new_tokens) == (512, 128 * 512, 15360)  # fmt: skip
   assert out.optim.minibatches == c.optim.minibatches
   assert out.optim.lr == c.optim.lr
 
@@ -117,26 +112,17 @@ def test_training_state_is_what_training_makes(reference, offload):
   mesh = meshes.make_mesh(fsdp=4, tensor=2)
   c = config(offload=offload, in_flight=4 * 512, blocks=4)
   tx, _ = resolve.optimizer(c)
-  state = states.initial_state(
-    SMALL.init(jax.random.key(0)), tx, mesh, keep_reference=reference,
-    offload=offload,
-  )  # fmt: skip
+  state = states.initial_state(SMALL.init(jax.random.key(0)), tx, mesh,
+    keep_reference=reference, offload=offload)  # fmt: skip
   device = jax.devices()[0]
-  held = sum(
-    shard.data.nbytes
-    for x in jax.tree.leaves(state)
-    for shard in x.addressable_shards
-    if shard.device == device
-  )
+  held = sum(shard.data.nbytes for x in jax.tree.leaves(state)
+    for shard in x.addressable_shards if shard.device == device)  # fmt: skip
   how = dict(axes=Axes(fsdp=4, tensor=2), keep_reference=reference)
   state_bytes = lambda policy: planned(c, policy, **how).sampling_bytes
   assert held == state_bytes(SMALL)
-  on_device = sum(
-    shard.data.nbytes
-    for x in jax.tree.leaves(state)
-    for shard in x.addressable_shards
-    if shard.device == device and x.sharding.memory_kind == "device"
-  )
+  on_device = sum(shard.data.nbytes for x in jax.tree.leaves(state)
+    for shard in x.addressable_shards if shard.device == device
+    and x.sharding.memory_kind == "device")  # fmt: skip
   assert on_device == state_bytes(on_gpu())
   copies = (offload == "nothing") * reference + 2 * (offload != "moments")
   params = state_bytes(SMALL) // (3 + reference)
@@ -163,9 +149,7 @@ def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
     plans(**given, memory_bytes=GIB, mesh_fsdp=1).heldout.load.prompts
     for given in (
       {**files, "eval_n": 512}, {**files, "eval_n": 512, "data.puzzles": True},
-      {"in_flight": 512 * 512, "eval_n": 512},
-    )
-  )  # fmt: skip
+      {"in_flight": 512 * 512, "eval_n": 512}))  # fmt: skip
   # 60 held-out prompts of each task: two files, eight families.
   assert alone <= 120 and made > alone and mixed >= made
 
@@ -347,9 +331,7 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
   said = text.splitlines()[-1]
   assert re.fullmatch(
     r"files: \d+ examples, held out \d+; the length of their prompts is"
-    rf" unknown: {source} has no tokenizer\.json",
-    said,
-  )
+    rf" unknown: {source} has no tokenizer\.json", said)  # fmt: skip
   fields = others(tmp_path / "mine.jsonl", wrong=7)
   with refuses(UserError, "line 8 ... 'label'"):
     plan_of(config(checkpoint=str(source), **fields))

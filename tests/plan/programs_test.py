@@ -29,16 +29,12 @@ from launch.bench.ahead.hlo import Text
 
 MIB = 2**20
 # What XLA compiles in a step, by the name in the list.
-JITTED = {
-  "score": (update, "logp_of"), "gradient": (update, "_add"),
+JITTED = {"score": (update, "logp_of"), "gradient": (update, "_add"),
   "apply": (update, "_apply"), "prefill": (stream, "open_shelf"),
-  "decode": (rollout_programs, "segment"),
-  "read": (stream, "read_more"), "admit": (stream, "_admit"),
-  "compact": (rollout_programs, "resize"),
-  "take": (stream, "_taken"),
-  "evaluation: prefill": (rollout_programs, "start"),
-  "evaluation: finish": (rollout_programs, "finish"),
-}  # fmt: skip
+  "decode": (rollout_programs, "segment"), "read": (stream, "read_more"),
+  "admit": (stream, "_admit"), "compact": (rollout_programs, "resize"),
+  "take": (stream, "_taken"), "evaluation: prefill": (rollout_programs,
+    "start"), "evaluation: finish": (rollout_programs, "finish")}  # fmt: skip
 TRAINING = [*JITTED][:9]
 ORDER = [
   *TRAINING, "evaluation: prefill", "evaluation: decode", "evaluation: finish",
@@ -265,15 +261,11 @@ def test_tables_and_a_line_of_json(show):
   saved = 16 * made.run().parameters + 3 * 4
   read = json.loads(lines[-1])
   first, _ = read.pop("programs")
-  assert first == {
-    "name": "prefill", "held_bytes": 2 * MIB, "temp_bytes": MIB,
-    "new_bytes": 2 * MIB, "peak_bytes": 5 * MIB,
-  }  # fmt: skip
+  assert first == {"name": "prefill", "held_bytes": 2 * MIB,
+    "temp_bytes": MIB, "new_bytes": 2 * MIB, "peak_bytes": 5 * MIB}  # fmt: skip
   assert read.pop("estimated_bytes")["gradient"] > 0
-  assert read == {
-    "topology": "cpu:1x8", "devices": 8, "pool_bytes": made.POOL, "fits": True,
-    "checkpoint_bytes": saved,
-  }  # fmt: skip
+  assert read == {"topology": "cpu:1x8", "devices": 8, "pool_bytes": made.POOL,
+    "fits": True, "checkpoint_bytes": saved}  # fmt: skip
   lines = show(made.needs("prefill"), job=made.run(fast=True))
   assert lines[0].endswith("2 layers, decode with 2 and 3, no evaluation")
 
@@ -286,10 +278,8 @@ def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
   show, capsys, name, lower
 ):
   show(made.needs(name, temp_bytes=made.POOL - 4 * MIB))  # what just fits
-  some = [
-    made.needs(which, temp_bytes=made.POOL + more)
-    for which, more in (("prefill", 0), (name, MIB))
-  ]
+  some = [made.needs(which, temp_bytes=made.POOL + more)
+    for which, more in (("prefill", 0), (name, MIB))]  # fmt: skip
   with refuses(TooLarge, f"{name} needs ... lower {lower}"):
     show(*some, job=made.run(theory_prompts=16))
   assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False

@@ -110,15 +110,12 @@ def test_an_advantage_gets_the_numbers_of_its_kind():
 def test_the_config_becomes_constants_of_the_loss(changes, correction):
   assert functions_of(entropy_weight=0.1, **changes).objective == Objective(
     clip_low=0.2, clip_high=0.28, kl_weight=1e-4, kl_clamp=10.0,
-    temperature=1.0, entropy_weight=0.1, correction=correction,
-  )  # fmt: skip
+    temperature=1.0, entropy_weight=0.1, correction=correction)  # fmt: skip
 
 
 def test_the_optimizer_has_every_number_of_the_config():
-  how = dict(
-    lr=0.1, warmup=2, b1=0.4, b2=0.45, eps=1e-8, weight_decay=0.3,
-    max_grad_norm=1.5,
-  )  # fmt: skip
+  how = dict(lr=0.1, warmup=2, b1=0.4, b2=0.45, eps=1e-8, weight_decay=0.3,
+    max_grad_norm=1.5)  # fmt: skip
 
   def moved(tx):
     params = {"w": jnp.array([1e-4, 2.0, 3.0])}  # eps decides the first
@@ -210,14 +207,11 @@ def test_a_changed_file_is_refused_by_name():
     resolve.refuse_changes(before, other)
 
 
-LATER = (
-  {"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"},
-  {
-    "from_step": 7, "advantage.kind": "maxrl", "filter.keep": "all",
-    "loss.clip_high": 0.5, "reference.kl_weight": 0.25,
-    "sampling.max_new_tokens": 5, "sampling.n": 8, "sampling.temperature": 0.5,
-  },
-)  # fmt: skip
+LATER = ({"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"}, {
+  "from_step": 7, "advantage.kind": "maxrl", "filter.keep": "all",
+  "loss.clip_high": 0.5, "reference.kl_weight": 0.25,
+  "sampling.max_new_tokens": 5, "sampling.n": 8, "sampling.temperature": 0.5
+})  # fmt: skip
 
 
 def behaviour(phase):
@@ -227,11 +221,9 @@ def behaviour(phase):
   length = 1 + jnp.arange(12.0).reshape(3, 4)
   params = {"w": jnp.arange(1.0, 4.0)}
   step, _ = phase.tx.update(params, phase.tx.init(params), params)
-  return {
-    "advantage": phase.advantage(reward, valid, length),
-    "keep": phase.keep(reward, valid), "tx": step["w"],
-    "lr": [phase.lr(i) for i in (0, 3, 99)],
-  }  # fmt: skip
+  return {"advantage": phase.advantage(reward, valid, length),
+    "keep": phase.keep(reward, valid),
+    "tx": step["w"], "lr": [phase.lr(i) for i in (0, 3, 99)]}  # fmt: skip
 
 
 def test_every_part_of_a_phase_follows_from_its_own_config():
@@ -401,10 +393,8 @@ def test_processes_share_the_devices_and_hold_a_copy_each():
   assert (one.rollouts.lanes, two.rollouts.lanes) == (8, 4)
   assert (one.sampling_bytes, one.update) == (two.sampling_bytes, two.update)
   held = lambda plans: plans.rollouts.parts["training state"]
-  whole = sum(
-    x.size * 4
-    for x in jax.tree.leaves(resolve.resolve(c, described(CPU)).policy.shapes)
-  )
+  whole = sum(x.size * 4 for x in jax.tree.leaves(
+      resolve.resolve(c, described(CPU)).policy.shapes))  # fmt: skip
   assert held(one) == one.sampling_bytes
   assert held(two) - held(one) == pytest.approx(whole / 2, rel=0.01)
   assert two.heldout.parts["training state"] == held(two)
@@ -597,11 +587,9 @@ def test_a_plan_is_that_of_the_machine_it_is_for(capsys, fields, dtypes):
 
 def test_sixty_four_rollouts_of_a_language_model_fit_a_laptop(tmp_path):
   """Of SmolLM2-135M: 2.2 GB of parameters, moments and a gradient."""
-  sizes = hub_configs.LLAMA31 | dict(
-    hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-    num_attention_heads=9, num_key_value_heads=3, vocab_size=49152,
-    tie_word_embeddings=True,
-  )  # fmt: skip
+  sizes = hub_configs.LLAMA31 | dict(hidden_size=576, intermediate_size=1536,
+    num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+    vocab_size=49152, tie_word_embeddings=True)  # fmt: skip
   hub_configs.written(tmp_path, sizes)
   c = n512.get_config("tiny")
   c.policy.checkpoint = str(tmp_path)

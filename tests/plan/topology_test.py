@@ -108,10 +108,8 @@ def test_a_gpu_that_is_not_here_is_compiled_for(told, environment, installed):
   topology.prepare(topology.parse("h100:1x8"))
   # No GPU is looked for, and no program is kept that cannot be read back.
   assert told == {"jax_enable_compilation_cache": False, "jax_platforms": "cpu"}
-  assert environment == {
-    "XLA_FLAGS": "--some --xla_gpu_cuda_data_dir=/nvcc",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-  }
+  assert environment == {"XLA_FLAGS": "--some --xla_gpu_cuda_data_dir=/nvcc",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}  # fmt: skip
 
 
 def test_a_tpu_that_is_not_here_is_compiled_for(told, environment, installed):
@@ -129,10 +127,8 @@ def test_cpu_devices_are_made_and_this_machine_is_as_it_is(told, environment):
   topology.prepare(Name("here"))
   assert told == {}
   topology.prepare(Name("cpu", (5,)))
-  assert told == {
-    "jax_enable_compilation_cache": False, "jax_platforms": "cpu",
-    "jax_num_cpu_devices": 5,
-  }  # fmt: skip
+  assert told == {"jax_enable_compilation_cache": False,
+    "jax_platforms": "cpu", "jax_num_cpu_devices": 5}  # fmt: skip
   assert environment == {"XLA_FLAGS": "--some"}
 
 
@@ -188,16 +184,13 @@ def test_a_mesh_of_a_tpu_has_its_hosts_one_after_the_other(monkeypatch):
   chip = lambda i: SimpleNamespace(
     id=i, process_index=i % 2, slice_index=0, platform="tpu"
   )
-  where = topology.Topology(
-    Name("v5e", (2, 4)), [*map(chip, range(8))],
-    Target("tpu", 8, 1),
-  )  # fmt: skip
+  where = topology.Topology(Name("v5e", (2, 4)), [*map(chip, range(8))],
+    Target("tpu", 8, 1))  # fmt: skip
   asked = []
   mesh = meshes.make_mesh()
   monkeypatch.setattr(meshes, "over", lambda *x: (asked.append(x), mesh)[1])
   where.mesh(Axes(fsdp=8))
   ((groups, axes),) = asked
   assert axes == Axes(fsdp=8)
-  assert [[d.id for d in group] for group in groups] == [
-    [0, 2, 4, 6], [1, 3, 5, 7],
-  ]  # fmt: skip
+  assert [[d.id for d in group]
+    for group in groups] == [[0, 2, 4, 6], [1, 3, 5, 7]]  # fmt: skip

@@ -16,18 +16,12 @@ from brorl_jax.report.load_runs import LoadedEvaluation, LoadedRun
 FASTER = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
 
 
-def run(
-  name, passes=made.PASSES, *, lines=None, evaluated=None, prompts=made.PROMPTS,
-  events=(), **config,
-):  # fmt: skip
-  evaluations = [
-    LoadedEvaluation(
-      step,
+def run(name, passes=made.PASSES, *, lines=None,
+  evaluated=None, prompts=made.PROMPTS, events=(), **config):  # fmt: skip
+  evaluations = [LoadedEvaluation(step,
       evaluate.summary(made.records(step, rows, prompts)),
-      {id: float(np.mean(row)) for id, row in zip(prompts, rows, strict=True)},
-    )
-    for step, rows in passes.items()
-  ]
+      {id: float(np.mean(row)) for id, row in zip(prompts, rows, strict=True)})
+    for step, rows in passes.items()]  # fmt: skip
   if lines is None:
     lines = [] if evaluated else made.metric_lines(max(passes))
   settings = {"n": 4, "samples": 8, "steps": 3, "seed": 0, **config}
@@ -111,10 +105,8 @@ def test_rows_have_a_start_once():
   )
   rows = [(r["run"], r["evaluation"], r["at"]) for r in data["rows"]]
   ends = ["equal time", "equal CPU time", "end"]
-  assert rows == [
-    (0, 0, ["start"]), (0, 2, ends), (1, 2, ends), (2, 0, ["start"]),
-    (2, 2, ends), (3, 0, ["evaluation"]),
-  ]  # fmt: skip
+  assert rows == [(0, 0, ["start"]), (0, 2, ends), (1, 2, ends),
+    (2, 0, ["start"]), (2, 2, ends), (3, 0, ["evaluation"])]  # fmt: skip
   policy = data["runs"][3]
   assert policy["evaluated"] == "x" and policy["finished"]
   assert policy["throughput"] is None
@@ -251,10 +243,8 @@ def test_of_several_seeds_the_lowest_and_highest_score_are_told():
 def test_arms_are_paired_seed_by_seed():
   """Puzzles of seeds have equal ids, but are not the same."""
   better = {0: made.PASSES[0], 3: ([1, 1],) * 4}
-  data = numbers(
-    *(run("a"), run("c", better, n=2)),
-    *(run("b", OTHER_SEED, seed=1), run("d", better, n=2, seed=1)),
-  )
+  data = numbers(*(run("a"), run("c", better, n=2)),
+    *(run("b", OTHER_SEED, seed=1), run("d", better, n=2, seed=1)))  # fmt: skip
   against = data["arms"][1]["at"]["end"]["against"]
   a = [np.mean(row) for row in (*made.PASSES[3], *OTHER_SEED[3])]
   theirs = scipy.stats.ttest_rel(np.ones(8), a)
@@ -300,11 +290,9 @@ def test_curves_are_the_metrics_by_step():
     line |= {"reward/mean": line["step"] / 8, "sampling/missed": none}
     line |= {"policy/entropy": "x", "policy/kl_ref": 1e30}
   curves = numbers(run("a", lines=lines))["runs"][0]["curves"]
-  assert curves == {
-    "step": [1, 2, 3], "cpu_hours": [0.5, 1.0, 1.5],
-    "reward": [0.125, 0.25, 0.375], "kept": [0.5, 0.25, 0.5],
-    "alive": [0.5, 0.75, None],
-  }  # fmt: skip
+  assert curves == {"step": [1, 2, 3],
+    "cpu_hours": [0.5, 1.0, 1.5], "reward": [0.125, 0.25, 0.375],
+    "kept": [0.5, 0.25, 0.5], "alive": [0.5, 0.75, None]}  # fmt: skip
 
 
 def test_which_n_its_advantages_want():

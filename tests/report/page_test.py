@@ -60,12 +60,10 @@ def report(tmp_path_factory):
 
 def sample(step, i, **changed):
   verdict = ("pass", "fail", "invalid")[i % 3]
-  return {
-    "step": step, "task": ("gcd", "prime")[i % 2],
+  return {"step": step, "task": ("gcd", "prime")[i % 2],
     "prompt": f"What is {step} + {i}?", "response": "42", "gold": str(step + i),
     "verdict": verdict, "reason": "" if verdict == "pass" else "wrong answer",
-    "reward": 0.25 * i, "tokens": 1000 + i,
-  } | changed  # fmt: skip
+    "reward": 0.25 * i, "tokens": 1000 + i} | changed  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +210,9 @@ def test_each_row_of_the_other_tables_has_its_numbers(parsed, data):
 
 def test_each_row_of_the_t_tests_has_its_numbers(parsed, data):
   p = lambda x: "n/a" if x is None else f"{x:.2g}"
-  tests = [
-    (name, at, result["against"])
-    for name, arm in zip("bc", data["arms"][1:], strict=True)
-    for at, result in arm["at"].items()
-    if result and result["against"]
-  ]
+  tests = [(name, at, result["against"])
+    for name, arm in zip("bc", data["arms"][1:], strict=True) for at,
+    result in arm["at"].items() if result and result["against"]]  # fmt: skip
   assert [(name, at) for name, at, _ in tests] == [
     *(("b", "equal time"), ("b", "end"), ("c", "end"))
   ]
@@ -272,10 +267,8 @@ def test_the_head_says_what_was_gained_and_what_it_cost(parsed):
   assert "20.0 → 70.0 %" in said and "gain +50.0 ± " in said
   assert "3 steps, 48 rollouts, 1.5 h of CPU time, 4.2 h in all" in said
   assert "b is not at its end: step 5 of 9." in said
-  assert (
-    "5 held-out prompts of 4 tasks in gym, math, 2 samples of each at "
-    "temperature 0.6, top-p 0.95." in said
-  )
+  assert ("5 held-out prompts of 4 tasks in gym, math, 2 samples of each at "
+    "temperature 0.6, top-p 0.95." in said)  # fmt: skip
 
 
 def test_the_caption_says_where_runs_are_compared(parsed):

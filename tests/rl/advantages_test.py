@@ -39,10 +39,8 @@ def test_seven_times_a_tenth_gives_exactly_0():
   where = advantages.informative(reward)
   centered = advantages.center_by_group(reward)
   np.testing.assert_array_equal(centered[0], 0.0)
-  for got in (
-    advantages.whiten_by_batch(centered, jnp.ones((2, 7)), where),
-    by_trajectory(centered, where),
-  ):
+  for got in (advantages.whiten_by_batch(centered, jnp.ones((2, 7)), where),
+    by_trajectory(centered, where)):  # fmt: skip
     np.testing.assert_array_equal(got[0], 0.0)
     assert (got[1] != 0.0).all()
 
@@ -56,10 +54,8 @@ def test_whitens_by_hand():
   centered = jnp.array([[0.5, -0.5], [-0.5, 0.5]])
   length = jnp.array([[1.0, 3.0], [3.0, 1.0]])
   right, wrong = 0.75 / (3 / 16) ** 0.5, -0.25 / (3 / 16) ** 0.5
-  np.testing.assert_allclose(
-    advantages.whiten_by_batch(centered, length, ALL),
-    [[right, wrong], [wrong, right]], rtol=1e-6,
-  )  # fmt: skip
+  np.testing.assert_allclose(advantages.whiten_by_batch(centered, length, ALL),
+    [[right, wrong], [wrong, right]], rtol=1e-6)  # fmt: skip
   np.testing.assert_allclose(
     by_trajectory(centered, ALL), [[1.0, -1.0], [-1.0, 1.0]], rtol=1e-6
   )
@@ -78,13 +74,10 @@ def test_groups_that_are_not_kept_are_0_and_have_no_influence(bad):
   where = jnp.arange(6) < 4
   spoilt = jnp.where(where[:, None], centered, bad)
   lengths = jnp.where(where[:, None], length, bad)
-  for got, want in (
-    (
-      advantages.whiten_by_batch(spoilt, lengths, where),
-      advantages.whiten_by_batch(centered[:4], length[:4], where[:4]),
-    ),
-    (by_trajectory(spoilt, where), by_trajectory(centered[:4], where[:4])),
-  ):
+  for got, want in ((advantages.whiten_by_batch(spoilt, lengths, where),
+      advantages.whiten_by_batch(centered[:4], length[:4], where[:4])),
+    (by_trajectory(spoilt, where),
+      by_trajectory(centered[:4], where[:4]))):  # fmt: skip
     np.testing.assert_array_equal(got[4:], 0.0)
     np.testing.assert_allclose(got[:4], want, rtol=1e-6)
 
@@ -95,10 +88,8 @@ def test_the_scale_of_rewards_does_not_matter(scale=10.0, shift=-1.0):
   def of(r):
     where = advantages.informative(r)
     centered = advantages.center_by_group(r)
-    return (
-      advantages.whiten_by_batch(centered, length, where),
-      by_trajectory(centered, where),
-    )
+    return (advantages.whiten_by_batch(centered, length, where),
+      by_trajectory(centered, where))  # fmt: skip
 
   for got, want in zip(of(scale * reward + shift), of(reward), strict=True):
     np.testing.assert_allclose(got, want, atol=2e-5)
@@ -124,11 +115,9 @@ def one_code_path(reward, length, valid):
   centered = advantages.center_by_group(reward, valid)
   if valid is not None:
     length = jnp.where(valid, length, 0.0)
-  return (
-    where, centered, advantages.normalize_by_group(centered, valid),
+  return (where, centered, advantages.normalize_by_group(centered, valid),
     advantages.whiten_by_batch(centered, length, where),
-    by_trajectory(centered, where, valid),
-  )  # fmt: skip
+    by_trajectory(centered, where, valid))  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [1e6, jnp.nan])
@@ -478,10 +467,8 @@ KINDS = jnp.array(
 
 def test_the_three_rules_differ_only_on_rewards_in_between():
   same = [False, False, True]
-  for rule, rest in (
-    (advantages.informative, [False, True, True]),
-    (advantages.partly_solved, [False, False, True]),
-  ):
+  for rule, rest in ((advantages.informative, [False, True, True]),
+    (advantages.partly_solved, [False, False, True])):  # fmt: skip
     np.testing.assert_array_equal(rule(KINDS), same + rest)
 
 

@@ -46,10 +46,8 @@ BAND = {"low": 0.5, "high": 2.0}
 POLICY = LOGP | dict(advantage=normal(B), mask=mask(B, T), weight=normal(B))
 PAIR = {"logp_train": normal(B, T), "logp_sampler": normal(B, T)}
 REWARD = {"reward": normal(P, N), "valid": mask(P, N)}
-TOKENS = {
-  "probs": jnp.full(V, 1 / V), "correct": jnp.arange(V) < 2,
-  "sampled": jnp.arange(V) < 3,
-}  # fmt: skip
+TOKENS = {"probs": jnp.full(V, 1 / V),
+  "correct": jnp.arange(V) < 2, "sampled": jnp.arange(V) < 3}  # fmt: skip
 STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
 # Function: arguments with which it works. Those that are arrays must be refused
 # with one axis more, and with one axis less.
@@ -129,12 +127,9 @@ def public():
   for path in pathlib.Path(brorl_jax.rl.__path__[0]).glob("[!_]*.py"):
     module = importlib.import_module(f"brorl_jax.rl.{path.stem}")
     for name, value in vars(module).items():
-      if (
-        callable(value)
-        and getattr(value, "__module__", None) == module.__name__
-        and name[0] != "_"
-        and not isinstance(value, type)
-      ):
+      if (callable(value) and getattr(value, "__module__",
+          None) == module.__name__ and name[0] != "_" and not isinstance(value,
+          type)):  # fmt: skip
         yield f"{path.stem}.{getattr(value, '__name__', name)}"
 
 
@@ -143,12 +138,9 @@ def test_every_public_function_is_here():
   assert {name for name in public() if "<lambda>" not in name} == known
 
 
-WRONG = [
-  pytest.param(function, name, id=f"{name_of(function)}-{name}")
+WRONG = [pytest.param(function, name, id=f"{name_of(function)}-{name}")
   for function, args in DOORS.items()
-  for name, value in args.items()
-  if isinstance(value, jax.Array)
-]
+  for name, value in args.items() if isinstance(value, jax.Array)]  # fmt: skip
 
 
 def call(function, args):

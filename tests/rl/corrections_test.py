@@ -87,10 +87,8 @@ def test_ratios_do_not_overflow():
 
 def test_nothing_has_a_gradient():
   train, sampler, _ = rows()
-  for weight in (
-    lambda *x: corrections.truncated_weight(*x, cap=100.0),
-    lambda *x: corrections.banded_weight(*x, low=0.0, high=100.0),
-  ):
+  for weight in (lambda *x: corrections.truncated_weight(*x, cap=100.0),
+    lambda *x: corrections.banded_weight(*x, low=0.0, high=100.0)):  # fmt: skip
     total = lambda *x: jnp.sum(weight(*x))
     for gradient in jax.grad(total, argnums=(0, 1))(train, sampler):
       np.testing.assert_array_equal(gradient, 0.0)

@@ -14,10 +14,8 @@ from brorl_jax.rl import losses
 from brorl_jax.rl.losses import policy_loss
 
 CLIP = dict(clip_low=0.2, clip_high=0.28)
-ppo, gspo, cispo = (
-  functools.partial(policy_loss, losses.LOSSES[kind])
-  for kind in ("ppo", "gspo", "cispo")
-)
+ppo, gspo, cispo = (functools.partial(policy_loss, losses.LOSSES[kind])
+  for kind in ("ppo", "gspo", "cispo"))  # fmt: skip
 
 
 def one_token(ratio: float, advantage: float, **more: float):

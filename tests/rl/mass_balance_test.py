@@ -48,10 +48,8 @@ def size(balance):
   return max(abs(float(term)) for term in terms)
 
 
-problems = st.tuples(
-  st.integers(0, 2**32 - 1), st.sampled_from([2, 40]),
-  st.sampled_from([1, 2, 4, 16, 64, 512]), st.floats(0.1, 4.0),
-)  # fmt: skip
+problems = st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([2, 40]),
+  st.sampled_from([1, 2, 4, 16, 64, 512]), st.floats(0.1, 4.0))  # fmt: skip
 
 
 @settings(deadline=None, max_examples=20)
@@ -62,10 +60,8 @@ def test_both_forms_are_the_derivative_along_their_steps(case, right, wrong):
   how = dict(reward_correct=right, reward_wrong=wrong, lr=0.7, n=n)
   given = jax.nn.softmax(logits), correct
   one = mb.mass_balance(*given, counts > 0, **how)
-  for balance, times, least in (
-    (one, counts > 0, 1e-3 / n),
-    (mb.mass_balance_counts(*given, counts, **how), counts, 1e-3),
-  ):
+  for balance, times, least in ((one, counts > 0, 1e-3 / n),
+    (mb.mass_balance_counts(*given, counts, **how), counts, 1e-3)):  # fmt: skip
     reward = jnp.where(correct, right, wrong) * times
     objective = lambda z, w=reward: jnp.sum(w * jax.nn.softmax(z)) / n
     want = 0.7 * slope(logits, correct, objective)

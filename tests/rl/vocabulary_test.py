@@ -17,10 +17,8 @@ P, M, D, V = 2, 10, 5, 11
 def draw():
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  return (
-    normal(P, M, D), normal(D, V), jnp.asarray(rng.integers(0, V, (P, M))),
-    normal(P, M),
-  )  # fmt: skip
+  return (normal(P, M, D), normal(D, V),
+    jnp.asarray(rng.integers(0, V, (P, M))), normal(P, M))  # fmt: skip
 
 
 def tiled(hidden, kernel, tokens, rows, block=V):
@@ -92,14 +90,10 @@ def test_a_logit_of_minus_infinity_adds_nothing(block):
   chosen, few = jnp.flatnonzero(alive)[tokens % 7], kernel[:, alive]
   form = lambda x, head: jnp.where(head[:, 0] > 0.0, x @ head.T, -jnp.inf)
   by_tiles = functools.partial(vocabulary.token_logp, form, kernel.T)
-  found = [
-    jax.vjp(lambda h, way=way: jnp.stack(way(h)), hidden)
-    for way in (
-      lambda h: losses.token_logp(h @ few, tokens % 7),
+  found = [jax.vjp(lambda h, way=way: jnp.stack(way(h)), hidden)
+    for way in (lambda h: losses.token_logp(h @ few, tokens % 7),
       lambda h: losses.token_logp(form(h, kernel.T), chosen),
-      lambda h: by_tiles(h, chosen, rows=3, block=block),
-    )
-  ]
+      lambda h: by_tiles(h, chosen, rows=3, block=block))]  # fmt: skip
   (want, pull), *others = found
   for got, back in others:
     np.testing.assert_allclose(got, want, atol=1e-5)
@@ -185,12 +179,9 @@ def test_blocks_of_the_vocabulary_change_nothing(blocked, rows, devices):
     run = lambda h, k, block, logits=logits: vocabulary.token_logp(
       logits, k.T, h, tokens, rows=rows, block=block, spread=devices > 1
     )
-    whole, blocks = (
-      with_gradient(lambda *a, run=run, block=block: run(*a, block))(
-        hidden, kernel, (weight, weight[::-1])
-      )
-      for block in (12, 12 // blocked)
-    )
+    whole, blocks = (with_gradient(lambda *a, run=run,
+        block=block: run(*a, block))(hidden, kernel, (weight, weight[::-1]))
+      for block in (12, 12 // blocked))  # fmt: skip
     for a, b in zip(blocks[0], whole[0], strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
     for a, b in zip(blocks[1], whole[1], strict=True):

@@ -82,11 +82,9 @@ def sampler_of(places, order=lambda held: held[:1], log=None, make=rollouts):
 
 def run(good, target, *, places=3, candidates=range(20), order=None, **more):
   sample = sampler_of(places, *([order] if order else []))
-  return collect(
-    more.pop("sample", sample), more.pop("score", scores_of(good)), informative,
-    prompts, candidates, target=target, plan=more.pop("plan", RoundPlan((N,))),
-    **more,
-  )  # fmt: skip
+  return collect(more.pop("sample", sample),
+    more.pop("score", scores_of(good)), informative, prompts, candidates,
+    target=target, plan=more.pop("plan", RoundPlan((N,))), **more)  # fmt: skip
 
 
 def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
@@ -218,10 +216,8 @@ def test_where_the_time_went():
 
     return called
 
-  sampled = run(
-    {2}, target=1, places=1, order=slow(0.05, lambda held: held),
-    score=slow(0.1, scores_of({2})),
-  )  # fmt: skip
+  sampled = run({2}, target=1, places=1, order=slow(0.05, lambda held: held),
+    score=slow(0.1, scores_of({2})))  # fmt: skip
   # Three prompts one after the other, each of them judged before the next.
   spent = sampled.spent
   assert spent["score"] >= 0.3
@@ -418,10 +414,8 @@ def in_rounds(
   plan=SUFFICES, *, places=3, order=lambda held: held[:1], target=6, **more
 ):
   more = {"sample": sampler_of(places, order, make=made)} | more
-  return run(
-    {}, target, candidates=more.pop("candidates", range(40)),
-    score=more.pop("score", drawn_score), plan=plan, **more,
-  )  # fmt: skip
+  return run({}, target, candidates=more.pop("candidates", range(40)),
+    score=more.pop("score", drawn_score), plan=plan, **more)  # fmt: skip
 
 
 def drawn(sampled):
@@ -459,10 +453,8 @@ def made_of(p):
   some = [with_first(prompts([p]), [chunk]) for chunk in chunks]
   parts = [made(x) for x in some]
   join = lambda name: np.concatenate([getattr(x, name) for x in parts], axis=1)
-  return Rollouts(
-    join("tokens"), join("logp"), join("mask"), join("truncated"),
-    np.full(1, 4.0, np.float32),
-  )  # fmt: skip
+  return Rollouts(join("tokens"), join("logp"),
+    join("mask"), join("truncated"), np.full(1, 4.0, np.float32))  # fmt: skip
 
 
 @pytest.mark.parametrize("plan", [SUFFICES, ALWAYS])

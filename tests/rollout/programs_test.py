@@ -36,10 +36,8 @@ from brorl_jax.rollout import programs, sampler, slots, stream
 from brorl_jax.rollout.slots import fold_in, unpack
 from brorl_jax.types import Prompts
 
-WIDE = Policy(
-  vocab=320, width=32, layers=2, heads=8, kv_heads=2, head_size=16, mlp=32,
-  rope=Rope(1e4), norm_eps=1e-6, tied=True,
-)  # fmt: skip
+WIDE = Policy(vocab=320, width=32, layers=2, heads=8, kv_heads=2,
+  head_size=16, mlp=32, rope=Rope(1e4), norm_eps=1e-6, tied=True)  # fmt: skip
 
 
 def batch_of(P):
@@ -399,10 +397,8 @@ def test_prompts_are_streamed_over_a_pool(changes):
 
 
 SLIDING = dict(window=5, sliding=(True, False))
-POLICIES = {
-  "plain": {}, "sliding": SLIDING,
-  "sliding int8": {**SLIDING, "int8_cache": True},
-}  # fmt: skip
+POLICIES = {"plain": {}, "sliding": SLIDING,
+  "sliding int8": {**SLIDING, "int8_cache": True}}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -203,11 +203,8 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   spread = jax.device_put(policy_params(), places)
   assert len(spread["head"]["kernel"].sharding.device_set) == 8
   total = np.zeros(2, int)
-  for change in (
-    {"slots": 37},
-    {"n": 64, "max_new_tokens": 20},
-    {"mesh": mesh, "params": spread},
-  ):
+  for change in ({"slots": 37}, {"n": 64, "max_new_tokens": 20},
+    {"mesh": mesh, "params": spread}):  # fmt: skip
     flipped, compared = flips(base_of_policy(), run_policy(**change))
     assert compared > 3_000
     total += flipped, compared
@@ -230,18 +227,14 @@ def simple(name):
   )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-  "columns, lanes, slots",
-  [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)],
-)
+@pytest.mark.parametrize("columns, lanes, slots",
+  [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)])  # fmt: skip
 @pytest.mark.parametrize("name", tiers.some(REFERENCE, 1, 1))
 def test_equals_the_simple_sampler(name, columns, lanes, slots, monkeypatch):
   for where in (sampler, states):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
-  out = run_policy(
-    n=24, slots=slots, lanes=lanes,
-    **{"temperature": 1.0, "top_p": 1.0} | REFERENCE[name],
-  )  # fmt: skip
+  out = run_policy(n=24, slots=slots, lanes=lanes,
+    **{"temperature": 1.0, "top_p": 1.0} | REFERENCE[name])  # fmt: skip
   tokens, logp, mask = simple(name)
   assert len(np.unique(mask.sum(axis=2))) > 3
   differ = (tokens != np.asarray(out.tokens)).any(axis=2)
@@ -348,10 +341,8 @@ def test_the_sizes(case):
   assert got == [(lanes, slots)] * (lanes > 1) + want
 
 
-@given(
-  st.integers(1, 40), st.integers(1, 600), st.integers(1, 5000),
-  st.integers(1, 5000), st.booleans(),
-)  # fmt: skip
+@given(st.integers(1, 40), st.integers(1, 600),
+  st.integers(1, 5000), st.integers(1, 5000), st.booleans())  # fmt: skip
 def test_no_size_needs_more_memory_than_the_first(
   lanes, slots, prompt, new, pool
 ):

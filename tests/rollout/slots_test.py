@@ -51,10 +51,8 @@ ENDLESS = ENDLESS.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
 def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   for where in (sampler, slots):
     monkeypatch.setattr(where, "page_columns", lambda T: columns)
-  out = run(
-    [[3], *[[4]] * 18], params=ENDLESS, n=2, slots=2, lanes=2,
-    max_new_tokens=40,
-  )  # fmt: skip
+  out = run([[3], *[[4]] * 18],
+    params=ENDLESS, n=2, slots=2, lanes=2, max_new_tokens=40)  # fmt: skip
   length = np.asarray(out.mask).sum(axis=2)
   np.testing.assert_array_equal(length, [[40] * 2, *[[3] * 2] * 18])
   # One lane has 39 steps of the first prompt and then 2 of the next, which was
@@ -71,10 +69,8 @@ def test_lanes_go_through_all_prompts_in_one_program(monkeypatch):
     return segment(*args)
 
   monkeypatch.setattr(programs, "segment", spy)
-  run(
-    [[3], *[[4]] * 19], params=ENDLESS, n=2, slots=2, lanes=2,
-    max_new_tokens=40,
-  )  # fmt: skip
+  run([[3], *[[4]] * 19],
+    params=ENDLESS, n=2, slots=2, lanes=2, max_new_tokens=40)  # fmt: skip
   assert len(told) == 1
 
 
@@ -90,10 +86,8 @@ def made(held, free, most):
     row[:n] = [next(ids) for _ in range(n)]
   spare = [*range(count, count + free), *[0] * count]
   one = lambda x: jnp.asarray([x], jnp.int32)
-  return Blocks(
-    jnp.asarray(spare, jnp.int32), one(free), jnp.asarray(table),
-    jnp.asarray(held, jnp.int32), one(0), one(0),
-  )  # fmt: skip
+  return Blocks(jnp.asarray(spare, jnp.int32), one(free), jnp.asarray(table),
+    jnp.asarray(held, jnp.int32), one(0), one(0))  # fmt: skip
 
 
 def given(held, free, length, *, most=4, busy=None, columns=2):
@@ -275,10 +269,8 @@ def test_several_pages_turn_and_a_single_one_does_not():
   assert turns(65) and not turns(64)
 
 
-@pytest.mark.parametrize(
-  "places, lanes, count, each",
-  [(5, None, 1, 5), (5, 3, 1, 3), (6, 3, 2, 2), (6, 9, 2, 3)],
-)
+@pytest.mark.parametrize("places, lanes, count, each",
+  [(5, None, 1, 5), (5, 3, 1, 3), (6, 3, 2, 2), (6, 9, 2, 3)])  # fmt: skip
 def test_prompts_decode_on_the_lanes_asked_for(places, lanes, count, each):
   """Of one device; at most one for each of its places."""
   one = spec(Table(), lanes=lanes, mesh=devices(count))
@@ -298,13 +290,11 @@ def crowd(seed, lanes=3, R=4, P=6, N=8):
     rollout[a, rng.permutation(R)[:busy]] = rng.permutation(all_of)[:busy]
   some = lambda: jnp.asarray(rng.integers(1, 9, (lanes, R)), jnp.int32)
   one = jnp.zeros((1,), jnp.int32)
-  return slots.DecodeState(
-    column=one, slot_steps=one, todo=jnp.full(P + 1, P), next=one,
-    window=jnp.asarray(window), home=jnp.arange(lanes, dtype=jnp.int32),
-    started=jnp.full(lanes, 2 * N), rollout=jnp.asarray(rollout),
-    token=some(), length=some(),
-    packed=jnp.zeros((P * N, 5, 2), jnp.int32), blocks=None,
-  )  # fmt: skip
+  return slots.DecodeState(column=one, slot_steps=one,
+    todo=jnp.full(P + 1, P), next=one, window=jnp.asarray(window),
+    home=jnp.arange(lanes, dtype=jnp.int32), started=jnp.full(lanes, 2 * N),
+    rollout=jnp.asarray(rollout), token=some(), length=some(),
+    packed=jnp.zeros((P * N, 5, 2), jnp.int32), blocks=None)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -337,8 +327,7 @@ def test_slots_in_narrow_lanes_and_back(seed):
     first = jnp.any(state.rollout // N == state.window[:, :1], axis=1)
     after = jnp.stack([state.window[:, 1], jnp.full(lanes, P)], axis=1)
     state = dataclasses.replace(
-      state,
-      window=jnp.where(first[:, None], state.window, after),
+      state, window=jnp.where(first[:, None], state.window, after),
       started=jnp.where(first, state.started, state.started - N),
-    )
+    )  # fmt: skip
   assert state.home.tolist() == [0, 1, 2]

@@ -97,10 +97,8 @@ def test_a_place_is_free_as_soon_as_its_prompt_is_done():
   tokens = np.array([[3]] + [[4]] * 5, np.int32)
   prompts = Prompts(tokens, tokens > 0, np.arange(6, dtype=np.int32))
   told = []
-  got = streamed(
-    Feed(prompts), places=2, policy=Table(), params=endless, n=2, slots=2,
-    max_new_tokens=40, watch=told.append,
-  )  # fmt: skip
+  got = streamed(Feed(prompts), places=2, policy=Table(), params=endless,
+    n=2, slots=2, max_new_tokens=40, watch=told.append)  # fmt: skip
   assert list(got) == [1, 2, 3, 4, 5, 0]
   assert [int(one.mask.sum()) for one in got.values()] == [6] * 5 + [80]
   # Two lanes of two slots; the last steps are those of prompt 0.
@@ -122,10 +120,8 @@ def test_the_feed_is_asked_before_lanes_run_out_of_prompts(count, steps):
   tokens = np.full((count, 1), 4, np.int32)
   prompts = Prompts(tokens, tokens > 0, np.arange(count, dtype=np.int32))
   told = []
-  got = streamed(
-    Feed(prompts), places=12, policy=Table(), params=params, n=2, slots=2,
-    lanes=2, max_new_tokens=40, watch=told.append,
-  )  # fmt: skip
+  got = streamed(Feed(prompts), places=12, policy=Table(), params=params,
+    n=2, slots=2, lanes=2, max_new_tokens=40, watch=told.append)  # fmt: skip
   assert len(got) == count
   assert [one.slot_steps // 4 for one in told] == steps
 
@@ -151,10 +147,8 @@ def test_prompts_go_to_the_emptiest_device():
   places.chunks = [dict(own) for own in held]
   units, at = places.put(numbered(4))
   # The device with three free places is first, then those with two in order.
-  new = [
-    {i: int(x.index[0]) for i, x in own.items() if i not in before}
-    for own, before in zip(places.chunks, held, strict=True)
-  ]
+  new = [{i: int(x.index[0]) for i, x in own.items() if i not in before}
+    for own, before in zip(places.chunks, held, strict=True)]  # fmt: skip
   assert new == [{1: 3}, {0: 0, 1: 1}, {0: 2}]
   assert units.real.tolist() == [True, False, True, True, True, False]
   assert at.tolist() == [1, 0, 0, 1, 0, 0]
@@ -183,15 +177,10 @@ def test_kept_groups_are_the_same_on_many_devices():
   found = []
   several = devices(4, data=2, expert=2)
   for mesh, places in ((None, 3), (several, 4)):
-    sampled = dynamic_sampling.collect(
-      functools.partial(
-        stream.stream, spec(n=plan.chunk, mesh=mesh), RECALL, key=KEY,
-        places=places,
-      ),
-      score, informative,
-      lambda some: jax.tree.map(lambda x: x[list(some)], every),
-      range(64), target=6, plan=plan,
-    )  # fmt: skip
+    sampled = dynamic_sampling.collect(functools.partial(stream.stream,
+        spec(n=plan.chunk, mesh=mesh), RECALL, key=KEY, places=places), score,
+      informative, lambda some: jax.tree.map(lambda x: x[list(some)], every),
+      range(64), target=6, plan=plan)  # fmt: skip
     assert sampled.kept.sum() == 6 and 6 < len(sampled.kept) < 64
     assert len({*sampled.groups.rollouts.drawn.sum(axis=1).tolist()}) > 1
     found.append((sampled.kept, sampled.kept_groups()))
@@ -205,11 +194,8 @@ class Chunks:
   """Gives (p, first) in a mixed order, two at a time."""
 
   def __init__(self, prompts, n, chunk, seed=0):
-    every = [
-      dynamic_sampling.Chunk(p, first)
-      for p in range(len(prompts.index))
-      for first in range(0, n, chunk)
-    ]
+    every = [dynamic_sampling.Chunk(p, first) for p in range(len(prompts.index))
+      for first in range(0, n, chunk)]  # fmt: skip
     order = np.random.default_rng(seed).permutation(len(every))
     self.prompts, self.left = prompts, [every[i] for i in order]
 
@@ -247,14 +233,9 @@ def joined(make, prompts, n, chunk, places=4):
 def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
   """24 of each of 5 prompts, in 4 places, whatever comes first."""
   prompts, n = numbered(5), 24
-  of = joined(
-    functools.partial(
-      stream.stream,
-      spec(n=chunk, slots=min(chunk, 5), mesh=mesh and devices(mesh)),
-      RECALL,
-    ),
-    prompts, n, chunk,
-  )  # fmt: skip
+  of = joined(functools.partial(stream.stream,
+      spec(n=chunk, slots=min(chunk, 5), mesh=mesh and devices(mesh)), RECALL),
+    prompts, n, chunk)  # fmt: skip
   want = together(prompts, n=n)
   for name in ("tokens", "logp", "mask", "truncated"):
     np.testing.assert_array_equal(of(name), getattr(want, name), err_msg=name)

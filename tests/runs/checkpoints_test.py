@@ -185,10 +185,8 @@ def cut(path):
   path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-DAMAGE = {
-  "flip": flip, "cut": cut, "empty": lambda path: path.write_bytes(b""),
-  "delete": lambda path: path.unlink(),
-}  # fmt: skip
+DAMAGE = {"flip": flip, "cut": cut, "empty": lambda path: path.write_bytes(b""),
+  "delete": lambda path: path.unlink()}  # fmt: skip
 
 
 @pytest.mark.ci

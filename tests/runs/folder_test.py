@@ -149,13 +149,10 @@ def test_the_other_fields_may_not(tmp_path):
   folder.write_config(values(), tmp_path)
   before = sections.flat(values())
   numbers = {
-    k: v
-    for k, v in before.items()
-    if isinstance(v, (int, float))
+    k: v for k, v in before.items() if isinstance(v, (int, float))
     and k.removeprefix("run.") not in FREE
-    and not k.startswith(("guard.", "policy.lora_"))
-    and "settings" not in k
-  }
+    and not k.startswith(("guard.", "policy.lora_")) and "settings" not in k
+  }  # fmt: skip
   assert len(numbers) > 60
   nested = sections.as_dict(config())
   for field, value in numbers.items():
@@ -221,10 +218,8 @@ with folder.hold(pathlib.Path(sys.argv[1])):
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
   workdir = tmp_path / "runs" / "run"
-  other = subprocess.Popen(
-    [sys.executable, "-c", HOLD, workdir], stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE, text=True,
-  )  # fmt: skip
+  other = subprocess.Popen([sys.executable, "-c", HOLD, workdir],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
   assert other.stdout.readline() == "held\n"
   in_use = pytest.raises(UserError, match=f"in use by process {other.pid};")
   with in_use, folder.hold(workdir):

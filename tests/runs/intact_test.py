@@ -91,10 +91,8 @@ def test_an_error_is_told_in_one_line(error, line):
 
 def parts(x, cuts):
   """The sums of an array that is cut along each axis at these places."""
-  ranges = [
-    [slice(a, b) for a, b in itertools.pairwise((0, *at, n))]
-    for at, n in zip(cuts, x.shape, strict=True)
-  ]
+  ranges = [[slice(a, b) for a, b in itertools.pairwise((0, *at, n))]
+    for at, n in zip(cuts, x.shape, strict=True)]  # fmt: skip
   every = itertools.product(*ranges)
   return [intact._part(x[index], index, x.shape) for index in every]
 

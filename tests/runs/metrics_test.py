@@ -50,9 +50,8 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys, monkeypatch):
   writer.close()
   assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
     '{"step": 1, "reward/mean": 0.25, "policy/kl_ref": null}',
-    '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}',
-    '{"step": 3}',
-  ]
+    '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}', '{"step": 3}',
+  ]  # fmt: skip
   assert scalars_of(tmp_path) == {
     ("eval/pass_at_1", 0): 0.125, ("reward/mean", 1): 0.25,
     ("reward/mean", 2): 0.5, ("policy/kl_ref", 2): 0.75,
@@ -167,11 +166,10 @@ def test_empty_places_count_nowhere():
   rollouts, reward, kept = example()
   empty = np.array([[False] * 3, [False, True, True]])
   rollouts = dataclasses.replace(
-    rollouts,
-    tokens=np.where(empty[..., None], 0, rollouts.tokens),
+    rollouts, tokens=np.where(empty[..., None], 0, rollouts.tokens),
     logp=np.where(empty[..., None], 0.0, rollouts.logp).astype(np.float32),
     mask=rollouts.mask & ~empty[..., None],
-  )
+  )  # fmt: skip
   assert [x.tolist() for x in rollouts.distinct(1)] == [[0], [1]]
   assert [x.tolist() for x in rollouts.distinct(0)] == [[0, 2], [2, 1]]
   assert rollouts.slot_occupancy() == pytest.approx(3 / 4)  # of 7 tokens
@@ -179,12 +177,10 @@ def test_empty_places_count_nowhere():
   responses = np.where(empty, None, answered.responses)
   answered = answered._replace(responses=responses)
   got = metrics.group_metrics(rollouts, answered, kept, rollout_s=0.5)
-  wanted = {
-    "sampling/rollouts_per_prompt": 2.0, "rollout/length_mean": 7 / 4,
-    "rollout/truncated_fraction": 1 / 4, "rollout/samples_per_s": 8.0,
-    "reward/distinct_answers": 1.5, "reward/mean": 2 / 4,
-    "theory/correct_mass": 0.25 / 2,
-  }  # fmt: skip
+  wanted = {"sampling/rollouts_per_prompt": 2.0,
+    "rollout/length_mean": 7 / 4, "rollout/truncated_fraction": 1 / 4,
+    "rollout/samples_per_s": 8.0, "reward/distinct_answers": 1.5,
+    "reward/mean": 2 / 4, "theory/correct_mass": 0.25 / 2}  # fmt: skip
   assert {name: got[name] for name in wanted} == pytest.approx(wanted)
   told = metrics.score_metrics(answered, score_s=2.0)
   assert told["reward/invalid_fraction"] == 0.0
@@ -252,17 +248,13 @@ def test_numbers_that_are_not_finite_become_null_and_are_named(scalars, names):
 
 
 def test_verdicts_of_a_step_by_hand():
-  some = scored.scores(
-    [[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]],
-    valid=[[True, True, False], [True, True, True]], task="gcd",
-  )  # fmt: skip
+  some = scored.scores([[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]],
+    valid=[[True, True, False], [True, True, True]], task="gcd")  # fmt: skip
   other = scored.scores([[1.0, 1.0, 1.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
-  wanted = {
-    "reward/strict_mean": 4 / 8, "reward/invalid_fraction": 1 / 9,
-    "score/verdicts_per_s": 4.5, "reward/by_task/gcd": 1.75 / 5,
-    "reward/by_task/lcm": 1.0,
-  }  # fmt: skip
+  wanted = {"reward/strict_mean": 4 / 8,
+    "reward/invalid_fraction": 1 / 9, "score/verdicts_per_s": 4.5,
+    "reward/by_task/gcd": 1.75 / 5, "reward/by_task/lcm": 1.0}  # fmt: skip
   assert metrics.score_metrics(both, score_s=2.0) == pytest.approx(wanted)
 
 
@@ -289,11 +281,8 @@ def test_tensorboard_neither_ends_nor_delays_runs(tmp_path, capfd, monkeypatch):
   threads = threading.active_count()
   writer = metrics.Writer(tmp_path, after=-1, steps=9)
   (name,) = (str(p) for p in tmp_path.glob("events.out.tfevents.*"))
-  (at,) = (
-    int(fd)
-    for fd in os.listdir("/proc/self/fd")
-    if os.path.realpath(f"/proc/self/fd/{fd}") == name
-  )
+  (at,) = (int(fd) for fd in os.listdir("/proc/self/fd")
+    if os.path.realpath(f"/proc/self/fd/{fd}") == name)  # fmt: skip
   full = os.open("/dev/full", os.O_WRONLY)
   os.dup2(full, at)
   os.close(full)

@@ -46,11 +46,8 @@ def measure(step, params, heldout):
   said = {"domain": "gym", "task": "t", "tokens": 1, "truncated": False}
   said |= {"score": float(right), "pass": right, "reason": ""}
   said |= {"status": "pass" if right else "fail"}
-  yield [
-    {"id": name, "sample": n, "answer": "2", **said}
-    for name in "ab"
-    for n in range(2)
-  ]
+  yield [{"id": name, "sample": n, "answer": "2", **said}
+    for name in "ab" for n in range(2)]  # fmt: skip
 
 
 class One(Examples):
@@ -122,10 +119,8 @@ class Run:
 
   def lines(self, name):
     timed = ("time", "score/", "memory/", "rollout/", "seconds")
-    return [
-      {k: v for k, v in line.items() if not k.startswith(timed)}
-      for line in lines.read_lines(self.dir / name)
-    ]
+    return [{k: v for k, v in line.items() if not k.startswith(timed)}
+      for line in lines.read_lines(self.dir / name)]  # fmt: skip
 
   def all(self):
     said = {name: self.lines(name) for name in EVERY}
@@ -286,10 +281,8 @@ def lose_folder(run):
   shutil.rmtree(run.dir / "checkpoints")
 
 
-LOST = {
-  "all damaged": (lose_all, "checkpoints ... 12 ... record"),
-  "no folder": (lose_folder, "metrics.jsonl ... checkpoints"),
-}
+LOST = {"all damaged": (lose_all, "checkpoints ... 12 ... record"),
+  "no folder": (lose_folder, "metrics.jsonl ... checkpoints")}  # fmt: skip
 
 
 @pytest.mark.parametrize("lose, why", LOST.values(), ids=LOST)

@@ -23,10 +23,8 @@ def shaped(c, some, *, active):
   return advantage_stage.shaped(c.reward, some, limit=limit, active=active)
 
 
-REWARDS = [
-  [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0],
-  [0.5, 0.5, 0.5, 0.5], [0.5, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0],
-]  # fmt: skip
+REWARDS = [[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0],
+  [0.5, 0.5, 0.5, 0.5], [0.5, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]  # fmt: skip
 
 
 @pytest.mark.parametrize("changes, want", [
@@ -54,10 +52,8 @@ def test_the_rule_sees_rollouts_that_count(keep, masked):
 
 @pytest.mark.parametrize("keep", ["differ", "solved"])
 def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
-  how = dict(
-    keep=keep, length="replace", length_range=(-1.0, 1.0),
-    repeat_penalty=(0.01, 1), truncated_factor=0.5,
-  )  # fmt: skip
+  how = dict(keep=keep, length="replace", length_range=(-1.0, 1.0),
+    repeat_penalty=(0.01, 1), truncated_factor=0.5)  # fmt: skip
   raw, length = [[0.0] * 4, [1.0] * 4], [[1, 2, 3, 4]] * 2
   cut = [[False, False, False, True]] * 2
   wrong = groups(raw, length=length, truncated=cut)
@@ -224,10 +220,8 @@ def test_a_prompt_with_a_number_of_its_own_by_hand():
   some = ragged()
   rule = {"rounds": (2, 4), "stop_right": 1}
   got = stage(some, advantage="leave_one_out", **rule)
-  want = [
-    [5 / 6, *[-5 / 18] * 3], [5 / 3, -5 / 3, 0, 0],
-    [-5 / 18, -5 / 18, 5 / 6, -5 / 18],
-  ]  # fmt: skip
+  want = [[5 / 6, *[-5 / 18] * 3],
+    [5 / 3, -5 / 3, 0, 0], [-5 / 18, -5 / 18, 5 / 6, -5 / 18]]  # fmt: skip
   np.testing.assert_allclose(got.advantage, want, atol=1e-6)
   assert not got.advantage[1, 2:].any() and not got.counts[1, 2:].any()
   assert got.metrics["reward/masked_fraction"] == 0.0

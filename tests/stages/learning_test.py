@@ -80,11 +80,9 @@ def test_updates_have_what_the_phase_decided(wired, monkeypatch, count):
   with pytest.raises(pytest.skip.Exception):
     learn(jax.tree.map(jnp.copy, wired.state), wired.kept, credit)
   watch = told.pop("watch")
-  assert told == dict(
-    tx=phase.tx, response_logp=phase.trainer.response_logp,
-    objective=phase.objective, groups=2,
-    most_norm=run_state.most_norm(3.0, norms),
-  )  # fmt: skip
+  assert told == dict(tx=phase.tx,
+    response_logp=phase.trainer.response_logp, objective=phase.objective,
+    groups=2, most_norm=run_state.most_norm(3.0, norms))  # fmt: skip
   assert np.isfinite(told["most_norm"]) and (watch is None) == (count == 0)
   if count:
     assert watch.func == phase.mass.mean
@@ -198,10 +196,8 @@ def reset(phase, *what, best=lambda params: pytest.fail("it is not asked")):
 
 
 # The first of equals; this step, not saved yet; nothing saved has a score.
-@pytest.mark.parametrize(
-  "score, saved, back",
-  [(0.5, 0.6, 1), (0.6, 0.6, 1), (0.7, 0.6, 0), (0.5, None, 0)],
-)
+@pytest.mark.parametrize("score, saved, back",
+  [(0.5, 0.6, 1), (0.6, 0.6, 1), (0.7, 0.6, 0), (0.5, None, 0)])  # fmt: skip
 def test_a_reset_may_go_back_to_the_best_step(score, saved, back):
   phase, state = learned_a_little(reset_every=1, reset_to="best")
   old, was = {"w": 7.0 + jnp.arange(3.0)}, RunState(score=score, peak=0.9)
@@ -264,10 +260,8 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   this, kept = wired.run, wired.kept
   c = config(reset_every=1, reset_to="anew")
   phase = dataclasses.replace(this.phases[0], config=c)
-  state = states.initial_state(
-    this.policy.init(jax.random.key(0)), phase.tx, this.mesh,
-    keep_reference=True, offload="moments",
-  )  # fmt: skip
+  state = states.initial_state(this.policy.init(jax.random.key(0)),
+    phase.tx, this.mesh, keep_reference=True, offload="moments")  # fmt: skip
   kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
   credit = wired.stages.advantages(kept, RunState())
   for step in (1, 2):

@@ -18,10 +18,8 @@ from brorl_jax.stages import sampling
 
 ONE = np.ones((1, 2), np.int32)
 PROMPTS = types.Prompts(ONE, ONE > 0, ONE[:, 0])
-MADE = types.Rollouts(
-  ONE[..., None], np.ones((1, 2, 1), np.float32), ONE[..., None] > 0, ONE > 0,
-  np.ones(1, np.float32),
-)  # fmt: skip
+MADE = types.Rollouts(ONE[..., None], np.ones((1, 2, 1), np.float32),
+  ONE[..., None] > 0, ONE > 0, np.ones(1, np.float32))  # fmt: skip
 
 
 @pytest.fixture
@@ -67,10 +65,8 @@ def test_the_sampler_gets_what_was_planned(called, monkeypatch):
     stop_ids=this.text.stop_ids, slots=40, lanes=3, blocks=41,
     mesh=sharding.local_mesh(this.mesh), groups=2,
   )  # fmt: skip
-  assert held_out == dataclasses.replace(
-    trained, n=16, slots=8, lanes=16, blocks=9,
-    sampling=SamplingParams(0.6, top_p=0.95),
-  )  # fmt: skip
+  assert held_out == dataclasses.replace(trained, n=16, slots=8,
+    lanes=16, blocks=9, sampling=SamplingParams(0.6, top_p=0.95))  # fmt: skip
 
 
 @pytest.mark.parametrize("T, how", [(17, "slots"), (6, "rows")])

@@ -56,10 +56,8 @@ def test_scores_are_the_verifiers_word_for_word(scorer):
   said = [[a, "7", a, "no", a + "1", "7"] for a in answers]
   scores = scorer.scores(3, prompts, rollouts(said))
   got, answer = scores.reward, scores.answer
-  want = [
-    [gym.verify(x, examples().example(3, i).entry).reward for x in row]
-    for i, row in enumerate(said)
-  ]
+  want = [[gym.verify(x, examples().example(3, i).entry).reward for x in row]
+    for i, row in enumerate(said)]  # fmt: skip
   assert got.tolist() == want
   assert got[:, 0].tolist() == got[:, 2].tolist() == [1.0] * 8
   assert got[:, 4].tolist() == [0.0] * 8
@@ -134,10 +132,8 @@ def test_walls_are_tried_for_what_is_judged(monkeypatch):
   walled = {"libraries": "walled"}
   assert scoring._sandbox(["gym", "math"], False) == (walled, [])
   monkeypatch.setattr(scoring.jail, "isolation_error", lambda: "no Landlock")
-  assert scoring._sandbox(["stem"], False) == (
-    {"libraries": "no Landlock"},
-    ["jail: none around libraries: no Landlock"],
-  )
+  assert scoring._sandbox(["stem"], False) == ({"libraries": "no Landlock"},
+    ["jail: none around libraries: no Landlock"])  # fmt: skip
 
 
 def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):

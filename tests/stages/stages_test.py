@@ -72,10 +72,8 @@ def test_a_config_without_any_data_names_both_ways_to_some():
 def test_no_heldout_question_is_drawn():
   heldout = {p.question for p in examples().heldout()}
   assert len(heldout) == 8 * 4
-  drawn = {
-    examples().example(*i).question
-    for i in itertools.product(range(9), range(99))
-  }
+  drawn = {examples().example(*i).question
+    for i in itertools.product(range(9), range(99))}  # fmt: skip
   assert not heldout & drawn
 
 
@@ -120,14 +118,9 @@ def test_candidates_without_end_are_numbered_from_0():
 
 def lines(count=60):
   family = gym.Family("chain_sum", {"min_digits": 1, "max_digits": 1})
-  return [
-    {
-      "id": f"sum-{i}", "domain": "gym", "prompt": puzzle.question,
-      "entry": puzzle.entry,
-    }
-    for i in range(count)
-    for puzzle in [gym.puzzle(family, "train", i, seed=0)]
-  ]  # fmt: skip
+  return [{"id": f"sum-{i}", "domain": "gym",
+      "prompt": puzzle.question, "entry": puzzle.entry} for i in range(count)
+    for puzzle in [gym.puzzle(family, "train", i, seed=0)]]  # fmt: skip
 
 
 def from_file(path, records, **changes):
@@ -275,10 +268,8 @@ def test_a_domain_of_long_prompts_alone_is_refused(tmp_path):
 
 
 def arithmetic(count=30):
-  return [
-    {"question": f"{i} + 1 = ?", "solution": {"n": i + 1}, "level": i % 3}
-    for i in range(count)
-  ]
+  return [{"question": f"{i} + 1 = ?", "solution": {"n": i + 1}, "level": i % 3}
+    for i in range(count)]  # fmt: skip
 
 
 OTHERS = {

@@ -65,11 +65,8 @@ def test_shares_follow_the_weights(weights):
   count = 10_000
   chosen = [pick_family(0, step, 3, weights) for step in range(count)]
   total = sum(weights)
-  chi2 = sum(
-    (chosen.count(i) - count * w / total) ** 2 / (count * w / total)
-    for i, w in enumerate(weights)
-    if w > 0
-  )
+  chi2 = sum((chosen.count(i) - count * w / total) ** 2 / (count * w / total)
+    for i, w in enumerate(weights) if w > 0)  # fmt: skip
   # Above the 0.9999 quantile for up to 6 degrees of freedom.
   assert chi2 < 27.9
   assert all(weights[i] > 0 for i in set(chosen))

@@ -36,10 +36,8 @@ def jail():
 
 
 def squares(count):
-  return {
-    "inputs": [f"{i}\n" for i in range(1, count + 1)],
-    "outputs": [f"{i * i}\n" for i in range(1, count + 1)],
-  }
+  return {"inputs": [f"{i}\n" for i in range(1, count + 1)],
+    "outputs": [f"{i * i}\n" for i in range(1, count + 1)]}  # fmt: skip
 
 
 def outcome(program, tests, jail, **limits):
@@ -198,12 +196,9 @@ def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
   assert outcome(slow, SQUARE, jail, test_s=1.0)[0] == "pass"
   long = slow.replace("0.1", "60")
   assert outcome(long, SQUARE, jail, test_s=0.3) == ("fail", 0.0, "time-out")
-  rivals = [
-    subprocess.Popen(
-      [sys.executable, "-c", "while True: pass"], start_new_session=True
-    )
-    for _ in range(3 * len(os.sched_getaffinity(0)))
-  ]
+  rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"],
+      start_new_session=True)
+    for _ in range(3 * len(os.sched_getaffinity(0)))]  # fmt: skip
   try:
     begin = time.monotonic()
     program = COMPUTES.replace("0.1", "0.4")

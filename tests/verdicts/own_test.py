@@ -82,10 +82,8 @@ def test_a_function_of_a_file_with_a_neighbour(tmp_path):
 
 def test_a_file_may_define_a_dataclass(tmp_path):
   file = tmp_path / "mine.py"
-  file.write_text(
-    "from __future__ import annotations\nimport dataclasses\n"
-    "@dataclasses.dataclass\nclass A:\n  x: int = 1\n"
-  )
+  file.write_text("from __future__ import annotations\nimport dataclasses\n"
+    "@dataclasses.dataclass\nclass A:\n  x: int = 1\n")  # fmt: skip
   assert own.find(f"{file}:A", TABLE, what="x").value().x == 1
 
 
@@ -117,23 +115,19 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(tmp_path):
   ("responses", "R"), ("responses, example, step", "Res"),
 ])  # fmt: skip
 def test_parameters_are_told_by_their_names(file, signature, got):
-  file(
-    f"def score({signature}):\n"
-    "  here = locals()\n"
+  file(f"def score({signature}):\n" "  here = locals()\n"
     "  seen = ('R' if here.get('responses') == ['8', '8'] else 'r')\n"
     "  seen += 'e' if here.get('example') == {'answer': '8'} else ''\n"
     "  seen += 's' if here.get('step') == 3 else ''\n"
     f"  good = seen == {got!r}\n"
-    "  return [good] * 2 if 'responses' in here else good\n"
-  )
+    "  return [good] * 2 if 'responses' in here else good\n")  # fmt: skip
   found = verdicts(own.load("mine.py:score"), ["8", "8"])
   assert [one.status for one in found] == ["pass", "pass"], found
 
 
 @pytest.mark.parametrize("text, why", [
   ("def score(answer): ...", "(answer)"), ("def score(): ...", "()"),
-  ("def score(response, gold): ...", "gold"),
-  ("score = int", "takes"),
+  ("def score(response, gold): ...", "gold"), ("score = int", "takes"),
   ("score = 1", "'score'"),
   ("import absent_xyz", "line 1: ModuleNotFoundError"),
   ("raise SystemExit(2)", "line 1: SystemExit: 2"), ("x = (", "SyntaxError"),
@@ -175,12 +169,11 @@ def test_numbers_of_all_kinds_are_scores(value, score):
 @pytest.mark.parametrize("value, why", [
   ("1.0", "'1.0' ... number"), (b"1", "returned b'1'; return a number"),
   (bytearray(b"1"), "return a number"),
-  ([1.0], "returned [1.0]; return a number"),
-  ({}, "{} ... number"), (1j, "1j ... number"),
-  (np.ones(1), "array([1.]) ... number"),
+  ([1.0], "returned [1.0]; return a number"), ({}, "{} ... number"),
+  (1j, "1j ... number"), (np.ones(1), "array([1.]) ... number"),
   (10**400, "return a number"), (float("nan"), "nan ... finite"),
-  (1e39, "1e+39 ... at most 1e+12"),
-  (float("-inf"), "-inf ... finite"), (Verdict("right", 1.0), "'right'"),
+  (1e39, "1e+39 ... at most 1e+12"), (float("-inf"), "-inf ... finite"),
+  (Verdict("right", 1.0), "'right'"),
   (Verdict("pass", float("nan")), "nan ... finite"),
   (Verdict("pass", None), "None ... number"),
   (Verdict("fail", 0.0, None), "reason None ... text"),
@@ -221,11 +214,8 @@ def test_a_group_needs_a_value_for_each_response(value, why):
 
 
 def test_what_a_call_does_to_its_example_is_not_seen_by_the_next(file):
-  file(
-    "def score(response, example):\n"
-    "  example['tests'].append(1)\n"
-    "  return len(example['tests'])\n"
-  )
+  file("def score(response, example):\n" "  example['tests'].append(1)\n"
+    "  return len(example['tests'])\n")  # fmt: skip
   found = verdicts(own.load("mine.py:score"), ["8", "9"], {"tests": []})
   assert [one.score for one in found] == [1.0, 1.0]
 
@@ -335,12 +325,9 @@ def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
 
 def test_a_group_that_hangs_is_invalid_as_a_whole(file, monkeypatch):
   monkeypatch.setattr(own, "_IN_A_ROW", 2)  # calls, not responses
-  file(
-    "import time\n"
-    "def score(responses):\n"
+  file("import time\n" "def score(responses):\n"
     "  time.sleep(600 if responses[0] == 'hang' else 0)\n"
-    "  return [1] * len(responses)\n"
-  )
+    "  return [1] * len(responses)\n")  # fmt: skip
   groups = [own.Group([first, "8"], example()) for first in ("8", "hang", "9")]
   with own.Rewards(["mine.py:score"], workers=1, timeout_s=0.5) as some:
     found = some.score(groups, step=1)
@@ -360,12 +347,8 @@ def test_after_some_hangs_in_a_row_no_more_are_waited_for(file, monkeypatch):
 
 def test_hangs_now_and_then_do_not_end_a_run(file, monkeypatch):
   monkeypatch.setattr(own, "_IN_A_ROW", 2)
-  file(
-    "import time\n"
-    "def score(response):\n"
-    "  time.sleep(600 * (int(response) % 2))\n"
-    "  return 1\n"
-  )
+  file("import time\n" "def score(response):\n"
+    "  time.sleep(600 * (int(response) % 2))\n" "  return 1\n")  # fmt: skip
   found = judged(["mine.py:score"], [*"0123456"], timeout_s=0.2)
   assert [v.status for v in found] == ["pass", "invalid"] * 3 + ["pass"]
 
@@ -398,10 +381,8 @@ def test_quick_responses_are_asked_together_and_one_that_hangs_is_late_alone(
 
 
 def test_each_function_has_its_own_pace(file, monkeypatch):
-  file(
-    "import time\nquick = lambda response: 1\n"
-    "slow = lambda response: time.sleep(0.03) or 1\n"
-  )
+  file("import time\nquick = lambda response: 1\n"
+    "slow = lambda response: time.sleep(0.03) or 1\n")  # fmt: skip
   asked, ask = [], own.FunctionWorker.ask
   asks = lambda self, *how: asked.append(how[:2]) or ask(self, *how)
   monkeypatch.setattr(own.FunctionWorker, "ask", asks)
@@ -476,10 +457,8 @@ def test_nothing_is_left_of_a_run_that_is_killed(file, tmp_path):
     "time.sleep(600)\n"
   )
   root = str(pathlib.Path(own.__file__).parents[3])
-  run = subprocess.Popen(
-    [sys.executable, "-c", code], stdout=subprocess.PIPE,
-    env={**os.environ, "PYTHONPATH": root}, text=True,
-  )  # fmt: skip
+  run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
+    env={**os.environ, "PYTHONPATH": root}, text=True)  # fmt: skip
   assert run.stdout
   child = int(run.stdout.readline())
   run.send_signal(signal.SIGKILL)
@@ -506,17 +485,12 @@ def test_equal_responses_are_asked_once_and_a_group_sees_all(file):
 
 
 def test_many_groups_and_workers_keep_their_order(file):
-  file(
-    "import os\n"
-    "def score(response, example):\n"
+  file("import os\n" "def score(response, example):\n"
     "  return int(response) * 1000 + example['number']\n"
     "def group(responses, example, step):\n"
-    "  return [step] * len(responses)\n"
-  )
-  groups = [
-    own.Group([str(r) for r in range(p, p + 50)], example(number=p))
-    for p in range(20)
-  ]
+    "  return [step] * len(responses)\n")  # fmt: skip
+  groups = [own.Group([str(r) for r in range(p, p + 50)], example(number=p))
+    for p in range(20)]  # fmt: skip
   with own.Rewards(["mine.py:score", "mine.py:group"], workers=3) as some:
     found = some.score(groups, step=7)
     ask = lambda: again.append(some.score(groups[:4], step=8))
@@ -534,14 +508,12 @@ def test_many_groups_and_workers_keep_their_order(file):
 
 
 def test_several_are_added(file):
-  file(
-    "from brorl_jax.verdicts.base import Verdict\n"
+  file("from brorl_jax.verdicts.base import Verdict\n"
     "def right(response, example):\n"
     "  good = response.split()[-1] == example['answer']\n"
     "  return Verdict('pass' if good else 'fail', good, '', 'the answer')\n"
     "def brief(response):\n"
-    "  return 2 / len(response) if response else float('nan')\n"
-  )
+    "  return 2 / len(response) if response else float('nan')\n")  # fmt: skip
   names = ["mine.py:right", "mine.py:brief"]
   found = judged(names, ["is 8", "8 9"])
   verdict = lambda *said: Verdict(*said, "", "the answer")
@@ -713,10 +685,8 @@ def test_none_takes_no_part():
   only, both = given(some, responses=["a", "b"])
   assert (only.status, only.reason) == ("invalid", own.SKIPPED)
   assert both.score == 2.0
-  assert [v.score for v in given(some, all_, responses=["a", "b"])] == [
-    0.25,
-    2.25,
-  ]
+  assert [v.score for v in given(some, all_, responses=["a", "b"])] == [0.25,
+    2.25]  # fmt: skip
 
 
 def test_functions_of_this_process_run_in_it_and_may_be_late():

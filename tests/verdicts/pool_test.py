@@ -61,12 +61,8 @@ def test_equal_jobs_are_judged_once():
     return right(response, entry, jail)
 
   first, equal, other = {"gold": "a"}, {"gold": "a"}, {"gold": "b"}
-  jobs = [
-    Job(domain, response, entry)
-    for domain in ("x", "y")
-    for entry in (first, equal, other)
-    for response in "aabab"
-  ]
+  jobs = [Job(domain, response, entry) for domain in ("x", "y")
+    for entry in (first, equal, other) for response in "aabab"]  # fmt: skip
   with Pool({"x": verify, "y": verify}, workers=2, jail=jailed) as pool:
     judged = pool.score(jobs)
   # Two responses to three objects in two domains.

@@ -30,12 +30,10 @@ RIGHT = {
   "instructions": ("no commas here",
     {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]}),
 }  # fmt: skip
-WRONG = {
-  "math": (r"so \boxed{\sqrt{18}}", RIGHT["math"][1]),
+WRONG = {"math": (r"so \boxed{\sqrt{18}}", RIGHT["math"][1]),
   "code": ("```python\nprint(2)\n```", RIGHT["code"][1]),
   "stem": (r"\boxed{A}", RIGHT["stem"][1]), "gym": ("no", PUZZLE),
-  "instructions": ("one, two", RIGHT["instructions"][1]),
-}  # fmt: skip
+  "instructions": ("one, two", RIGHT["instructions"][1])}  # fmt: skip
 FIELDS = {name: fields for name, (_, fields) in RIGHT.items()}
 FIELDS["gym"] = {"entry": PUZZLE}
 HERE = pathlib.Path(__file__).parent
@@ -92,13 +90,10 @@ def test_only_the_extra_brings_the_puzzles_and_their_compiler():
 ROOT = pathlib.Path(__file__).parents[2]
 # Mixtures and sets, which are those of domains.
 DATA = "arithmetic presets public suite suite_puzzles suite_rows".split()
-OUTSIDE = [
-  path
-  for folder in ("brorl_jax", "configs")
+OUTSIDE = [path for folder in ("brorl_jax", "configs")
   for path in sorted((ROOT / folder).rglob("*.py"))
-  if path.relative_to(ROOT).parts[1] not in ("verdicts", "data")
-  and path.stem not in DATA
-]
+  if path.relative_to(ROOT).parts[1] not in ("verdicts",
+    "data") and path.stem not in DATA]  # fmt: skip
 
 
 def names_a_domain(source):
@@ -173,10 +168,8 @@ def test_a_verifier_that_fails_says_nothing_of_the_response(monkeypatch):
 
   monkeypatch.setattr(jail.Jail, "ask", broken)
   monkeypatch.setattr(jail.Jail, "run", broken)
-  for verdict in (
-    verify("code", "```\nprint(1)\n```", tests=_PAIRS),
-    verify("math", r"\boxed{(x+1)^2}", answer="x^2+2x+1"),
-  ):
+  for verdict in (verify("code", "```\nprint(1)\n```", tests=_PAIRS),
+    verify("math", r"\boxed{(x+1)^2}", answer="x^2+2x+1")):  # fmt: skip
     assert (verdict.status, verdict.score) == ("invalid", 0.0)
     assert "no jail" in verdict.reason
 

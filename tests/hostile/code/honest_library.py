@@ -40,17 +40,8 @@ def rise(numbers):
     if b is not None:
       state.run = state.run + 1 if a is not None and b > a else 1
       state.best = max(state.best, state.run)
-  used = (
-    array,
-    bisect,
-    collections,
-    copy,
-    csv,
-    datetime,
-    decimal,
-    enum,
-    fractions,
-  )
+  used = (array, bisect,
+    collections, copy, csv, datetime, decimal, enum, fractions)  # fmt: skip
   more = functools, hashlib, heapq, json, math, operator, random, re, statistics
   last = string, struct, textwrap, typing, unittest, uuid, zlib
   return state.best if used and more and last else None

@@ -105,11 +105,9 @@ def test_only_slips_are_drawn(task, side):
 def test_demonstrations_are_those_that_the_embedded_policy_has_seen():
   """Whoever writes others makes another policy from the same recipe."""
   text = "\n".join(
-    write(entry_of(task), quality, random.Random(seed))
-    for task in EXAMPLES
-    for quality in QUALITIES
-    for seed in range(60)
-  )
+    write(entry_of(task), quality, random.Random(seed)) for task in EXAMPLES
+    for quality in QUALITIES for seed in range(60)
+  )  # fmt: skip
   assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f5dee60e5f468bf7"
 
 
@@ -132,10 +130,8 @@ def test_careful_steps_by_hand(task):
 
 
 def test_letters_above_nine_are_lower_case():
-  metadata = {
-    "source_dataset": "base_conversion", "source_base": 16, "target_base": 11,
-    "source_repr": "ff", "decimal_value": 255,
-  }  # fmt: skip
+  metadata = {"source_dataset": "base_conversion", "source_base": 16,
+    "target_base": 11, "source_repr": "ff", "decimal_value": 255}  # fmt: skip
   assert write({"metadata": metadata}, "careful", random.Random(0)) == (
     "0*16+15=15\n15*16+15=255\n255=23*11+2\n23=2*11+1\n2=0*11+2\n"
     "<answer>212</answer>"
@@ -288,14 +284,10 @@ def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
 
 def small(name):
   recipe = RECIPES[name]
-  policy = dataclasses.replace(
-    recipe.policy, vocab=420, width=16, layers=1, heads=2, kv_heads=1,
-    head_size=8, mlp=16,
-  )  # fmt: skip
-  stages = [
-    stage._replace(updates=count)
-    for stage, count in zip(recipe.stages, (2, 1), strict=True)
-  ]
+  policy = dataclasses.replace(recipe.policy, vocab=420,
+    width=16, layers=1, heads=2, kv_heads=1, head_size=8, mlp=16)  # fmt: skip
+  stages = [stage._replace(updates=count)
+    for stage, count in zip(recipe.stages, (2, 1), strict=True)]  # fmt: skip
   known = dict(families=recipe.families[:2], puzzles=40, stages=stages)
   layout = PairLayout(recipe.layout.tokens, 1, 2)
   return dataclasses.replace(recipe, policy=policy, layout=layout, **known)

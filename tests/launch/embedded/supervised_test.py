@@ -54,11 +54,9 @@ PAIRS = [Pair(IDS(1, 5), IDS(1, 4)) for _ in range(9)]
 def run(layout, count, lr=1.0, seed=0):
   """All pairs are in an update if it has enough rows."""
   looks = []
-  trained = supervised.train(
-    POLICY.init(jax.random.key(0)), PAIRS, response_logp=POLICY.response_logp,
-    tx=optax.sgd(lr), layout=layout, count=count, seed=seed,
-    look=lambda *seen: looks.append(seen),
-  )  # fmt: skip
+  trained = supervised.train(POLICY.init(jax.random.key(0)),
+    PAIRS, response_logp=POLICY.response_logp, tx=optax.sgd(lr), layout=layout,
+    count=count, seed=seed, look=lambda *seen: looks.append(seen))  # fmt: skip
   return trained, looks
 
 

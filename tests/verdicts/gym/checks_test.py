@@ -83,13 +83,10 @@ PLUS = entry(
   "puzzle24", "10 + 5 + 4 + 5", numbers=[10, 5, 4, 5],
   question="Make 24 using 10, 5, 4, 5. You can use the operators +, -.",
 )  # fmt: skip
-TWO = entry(
-  "tower_of_hanoi",
-  "Move disk 1 from Peg 1 to Peg 2\n"
-  "Move disk 2 from Peg 1 to Peg 3\n"
-  "Move disk 1 from Peg 2 to Peg 3",
-  num_disks=2, num_pegs=3, start_peg=1, target_peg=3, solution_length=3,
-)  # fmt: skip
+TWO = entry("tower_of_hanoi",
+  "Move disk 1 from Peg 1 to Peg 2\n" "Move disk 2 from Peg 1 to Peg 3\n"
+  "Move disk 1 from Peg 2 to Peg 3", num_disks=2,
+  num_pegs=3, start_peg=1, target_peg=3, solution_length=3)  # fmt: skip
 SMALL, BIG, LAST = TWO["answer"].split("\n")
 # Rows and columns end in their sums; 1 and 3 may stand either way round.
 SUMS = entry(
@@ -101,14 +98,10 @@ PICK = entry(
   formatted_candidates=["1.234567890123400e+06", "1,234,567.5"],
   solution=1234567.8901234,
 )  # fmt: skip
-ROUNDED = entry(
-  "number_format", "12.2539999996", candidates=[12.2539999996],
-  formatted_candidates=["12.254000"], solution=12.2539999996,
-)  # fmt: skip
-CUTS = entry(
-  "palindrome_partitioning", '[["a", "a"], ["aa"]]',
-  solution=[["a", "a"], ["aa"]],
-)  # fmt: skip
+ROUNDED = entry("number_format", "12.2539999996", candidates=[12.2539999996],
+  formatted_candidates=["12.254000"], solution=12.2539999996)  # fmt: skip
+CUTS = entry("palindrome_partitioning",
+  '[["a", "a"], ["aa"]]', solution=[["a", "a"], ["aa"]])  # fmt: skip
 SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
 
 
@@ -244,15 +237,10 @@ def test_what_is_no_expression_has_no_value(text):
 
 
 def written(children):
-  return st.one_of(
-    st.tuples(children, st.sampled_from("+-*/"), children).map(
-      lambda t: f"({t[0]}{t[1]}{t[2]})"
-    ),
-    st.tuples(children, st.sampled_from("+-*/"), children).map(
-      lambda t: f"{t[0]} {t[1]} {t[2]}"
-    ),
-    children.map(lambda t: f"(-{t})"),
-  )
+  return st.one_of(st.tuples(children, st.sampled_from("+-*/"),
+      children).map(lambda t: f"({t[0]}{t[1]}{t[2]})"), st.tuples(children,
+      st.sampled_from("+-*/"), children).map(lambda t: f"{t[0]} {t[1]} {t[2]}"),
+    children.map(lambda t: f"(-{t})"))  # fmt: skip
 
 
 @given(st.recursive(st.integers(0, 30).map(str), written, max_leaves=12))

@@ -55,10 +55,8 @@ def held_out(family, question):
 
 @pytest.fixture(scope="module")
 def drawn():
-  return {
-    family.name: [puzzle(family, "train", i, seed=0) for i in range(4)]
-    for family in EVERY
-  }
+  return {family.name: [puzzle(family, "train", i, seed=0) for i in range(4)]
+    for family in EVERY}  # fmt: skip
 
 
 # Reading the answer out of a response.
@@ -88,11 +86,9 @@ def test_the_last_complete_answer_counts(response, answer, status):
   assert response != "4 or" or verdict.score == 0.25  # the library's
 
 
-@given(
-  st.text(alphabet="abc<>/ \n", max_size=40),
+@given(st.text(alphabet="abc<>/ \n", max_size=40),
   st.text(alphabet="0123456789-. ", max_size=20),
-  st.text(alphabet="abc<>/ \n", max_size=40),
-)
+  st.text(alphabet="abc<>/ \n", max_size=40))  # fmt: skip
 def test_text_around_the_tags_changes_nothing(before, answer, after):
   verdict = verify(f"{before}<answer>{answer}</answer>{after}", entry())
   assert verdict.answer == answer.strip()
@@ -250,10 +246,8 @@ def test_stored_tasks_are_judged_and_not_drawn():
   for name, why in gym.STORED.items():
     metadata = {"variable": "x", "solution": [[4]], "board_size": 1}
     assert verify("4", entry(name, **metadata), jail=Fake(1.0)).answer == "4"
-    for draw in (
-      lambda family: puzzle(family, "train", 0, seed=0),
-      lambda family: check([family]),
-    ):
+    for draw in (lambda family: puzzle(family, "train", 0, seed=0),
+      lambda family: check([family])):  # fmt: skip
       with refuses(ValueError, f"{name!r} ... {why} ... data file"):
         draw(Family(name))
 

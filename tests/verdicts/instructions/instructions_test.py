@@ -175,10 +175,8 @@ def lone_asterisk(kind, text):
   )
 
 
-@pytest.mark.skipif(
-  importlib.util.find_spec("if_verifiable") is None,
-  reason="needs if-verifiable",
-)
+@pytest.mark.skipif(importlib.util.find_spec("if_verifiable") is None,
+  reason="needs if-verifiable")  # fmt: skip
 @pytest.mark.parametrize("kind, kwargs", COMPARED)
 def test_the_rules_are_ifevals(kind, kwargs):
   theirs = instructions.if_library._checker(kind)
@@ -221,8 +219,7 @@ PLAIN = (
   ("no space.after a stop", 1), (". . . . . .", 0), ("! ! ! ?", 0),
   ("- - -\n* * *", 0),
   ("第一句。第二句！第三", 3),  # noqa: RUF001
-  ("Line one\nline two\n\nline three", 1),
-  ("Is it? yes", 2),
+  ("Line one\nline two\n\nline three", 1), ("Is it? yes", 2),
 ])  # fmt: skip
 def test_sentences_by_hand(text, count):
   assert instructions.count_sentences(text) == count

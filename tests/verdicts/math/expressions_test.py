@@ -24,8 +24,7 @@ def texts(text):
   ("2.5e-3", ["2.5e-3"]), ("2ex", ["2", "e", "x"]), ("5 cm", ["5", "cm"]),
   ("5xy", ["5", "x", "y"]), ("sqrt(2)", [r"\sqrt", "(", "2", ")"]),
   (r"\log_2 8", [r"\log", "_", "2", "8"]), (r"\displaystyle.5", [".5"]),
-  (r"1 \\ 2", ["1", r"\\", "2"]),
-  (r"\le\leq\leqslant≤", [r"\leq"] * 4),
+  (r"1 \\ 2", ["1", r"\\", "2"]), (r"\le\leq\leqslant≤", [r"\leq"] * 4),
   (r"\begin{pmatrix}1\end{pmatrix}", [r"\beginpmatrix", "1", r"\endpmatrix"]),
 ])  # fmt: skip
 def test_one_spelling(text, expected):
@@ -104,15 +103,13 @@ def tree_of(text):
   (r"\frac{1}{2}+\frac 3 4", Fraction(5, 4)), (r"3\frac12", Fraction(7, 2)),
   (r"-3\frac{1}{2}", Fraction(-7, 2)),
   (r"3\frac{5}{2}", Fraction(15, 2)),  # no mixed number: a product
-  (r"\sqrt{\frac{9}{4}}", Fraction(3, 2)), (r"\sqrt[3]{27}", 3),
-  (r"\sqrt9", 3), (r"|2-5|", 3), (r"||2|-|5||", 3),
-  (r"\lfloor -2.5 \rfloor", -3), (r"\lceil 2.1 \rceil", 3), ("3!", 6),
-  ("50%", Fraction(1, 2)), (r"\binom{4}{2}", 6),
-  (r"0.\overline{3}", Fraction(1, 3)),
+  (r"\sqrt{\frac{9}{4}}", Fraction(3, 2)), (r"\sqrt[3]{27}", 3), (r"\sqrt9", 3),
+  (r"|2-5|", 3), (r"||2|-|5||", 3), (r"\lfloor -2.5 \rfloor", -3),
+  (r"\lceil 2.1 \rceil", 3), ("3!", 6), ("50%", Fraction(1, 2)),
+  (r"\binom{4}{2}", 6), (r"0.\overline{3}", Fraction(1, 3)),
   (r"1.2\overline{34}", Fraction(1222, 990)), (r"0.\dot3", Fraction(1, 3)),
   ("1.5e3", 1500), (r"\max(1, 5/2, 2)", Fraction(5, 2)),
-  (r"2\min\{3, 2\}+1", 5), (r"\gcd(12, 18, -9)", 3),
-  (r"|\max(2|3|, 2|4|)|", 8),
+  (r"2\min\{3, 2\}+1", 5), (r"\gcd(12, 18, -9)", 3), (r"|\max(2|3|, 2|4|)|", 8),
 ])  # fmt: skip
 def test_rational_expressions_by_hand(text, value):
   assert tree_of(text) == value
@@ -147,11 +144,10 @@ def test_trees_by_hand(text, tree):
   ("1 2", "two numbers side by side"), ("1/0", "division by zero"),
   (r"\frac{1}{0}", "division by zero"), ("0^0", "zero to a power"),
   ("2*", "ends too early"), ("*2", "stray \\*"), ("$2", "stray \\$"),
-  ("2!**3**4", "stray"),
-  (r"\nonsense", r"unknown \\nonsense"), (r"\text{two}", "word two"),
-  ("|1", "\\| is missing"), (r"\overline{3}", "unknown"),
-  (r"\overline{x+1}", "unknown"), (r"\hat", "unknown"),
-  (r"\hat{}", "unknown"), (r"\max 3", "is missing"),
+  ("2!**3**4", "stray"), (r"\nonsense", r"unknown \\nonsense"),
+  (r"\text{two}", "word two"), ("|1", "\\| is missing"),
+  (r"\overline{3}", "unknown"), (r"\overline{x+1}", "unknown"),
+  (r"\hat", "unknown"), (r"\hat{}", "unknown"), (r"\max 3", "is missing"),
   (r"\max(1, 2\}", "is missing"), (r"\max()", "stray"),
   (r"\gcd(x, 2)", "common divisor of something other than"),
   (r"\gcd(1/2, 2)", "common divisor of something other than"),
@@ -194,10 +190,8 @@ def test_rational_operations_are_those_of_fractions(a, b):
 
 
 @few
-@hypothesis.given(
-  strategies.fractions(min_value=0, max_denominator=50),
-  strategies.integers(2, 9),
-)
+@hypothesis.given(strategies.fractions(min_value=0, max_denominator=50),
+  strategies.integers(2, 9))  # fmt: skip
 def test_roots_undo_powers(a, n):
   power = combined("^", a, Fraction(n)) if a else Fraction(0)
   assert combined("root", power, Fraction(n)) == a

@@ -48,11 +48,8 @@ def is_right(line):
 
 
 def test_every_line_of_the_corpus_is_judged_as_labelled():
-  wrong = [
-    (number, line["why"], line["answer"][:60], line["gold"][:60])
-    for number, line in enumerate(LINES, 1)
-    if not is_right(line)
-  ]
+  wrong = [(number, line["why"], line["answer"][:60], line["gold"][:60])
+    for number, line in enumerate(LINES, 1) if not is_right(line)]  # fmt: skip
   assert wrong == []
 
 
@@ -167,9 +164,8 @@ def test_a_gold_that_the_gate_refuses_is_named():
   (r"\text{Friday}", r"\text{Friday}"), ("C", "C"),
   (r"5\text{ cm}", r"5\text{ cm}"),
   (r"x<1 \text{ or } x>2", r"x<1 \text{ or } x>2"), (r"\infty", r"\infty"),
-  (r"\max(a,b)", r"\max(a,b)"), ("2516_8", "2516_8"),
-  ("4210_{5}", "4210_{5}"), ("1_2", "1_2"),
-  (r"\mathbb{R}\setminus\{2\}", r"\mathbb{R}\setminus\{2\}"),
+  (r"\max(a,b)", r"\max(a,b)"), ("2516_8", "2516_8"), ("4210_{5}", "4210_{5}"),
+  ("1_2", "1_2"), (r"\mathbb{R}\setminus\{2\}", r"\mathbb{R}\setminus\{2\}"),
   (r"x\ne 0", r"x\ne 0"), (r"x\equiv 3\pmod 7", r"x\equiv 3\pmod 7"),
   (r"0.6=\frac35", r"0.6=\frac35"), ("2/2=1", "2/2=1"), ("x+y=7", "x+y=7"),
   (r"\text{none}", r"\text{none}"), ("3:45", "3:45"),

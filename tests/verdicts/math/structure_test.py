@@ -59,11 +59,10 @@ def test_structures_by_hand(text, node):
 
 
 @pytest.mark.parametrize("text", [
-  r"(-\infty,1)\cup(2,\infty)", r"(-\infty,1)\cup(1,2)",
-  r"(1,2)\cup(2,\infty)", r"(-\infty,1]\cup(1,\infty)",
+  r"(-\infty,1)\cup(2,\infty)", r"(-\infty,1)\cup(1,2)", r"(1,2)\cup(2,\infty)",
+  r"(-\infty,1]\cup(1,\infty)",
   r"(-\infty,2)\cup(2,1)\cup(1,\infty)",  # 2 to 1 is none
-  r"(-\infty,1)\cup(1,\infty)\cup(5,6)",
-  r"(\mathbb{R}\setminus\{1\})\cup(1,2)",
+  r"(-\infty,1)\cup(1,\infty)\cup(5,6)", r"(\mathbb{R}\setminus\{1\})\cup(1,2)",
   # No order is known of what is not rational.
   r"(-\infty,\sqrt3)\cup(\sqrt3,\sqrt2)\cup(\sqrt2,\infty)",
   r"(-\infty,2)\cup(2,\sqrt2)\cup(\sqrt2,\infty)",

@@ -29,8 +29,7 @@ def test_equal(answer, gold):
   ("3.14159265358979", r"\pi"), (r"\pi", "3.14160"), (r"\sqrt{x^2}", "x"),
   ("|x-1000|", "1000-x"),
   # At four points each of these has one order.
-  ("|a-q|", "a-q"), ("|c-b|", "c-b"), ("|a-t|=5", "a-t=5"),
-  ("a", r"\max(a,b)"),
+  ("|a-q|", "a-q"), ("|c-b|", "c-b"), ("|a-t|=5", "a-t=5"), ("a", r"\max(a,b)"),
   (r"\max(a,i)", r"\max(i,a)"),  # there is no order of complex numbers
   (r"\hat{i}", "i"), (r"\pi=\sqrt2\sqrt5", r"\sqrt{10}"),
   (r"\sqrt2=\sqrt3", r"\sqrt3"), (r"\sqrt{10}=\pi", r"\sqrt{10}"), ("X", "x"),
@@ -95,9 +94,8 @@ def test_values_at_a_point():
 
 
 @pytest.mark.parametrize("text", [
-  r"\sqrt[97]{2499!}\sqrt[89]{2498!}",
-  r"\pi^{2400}e^{2400}\pi^{2400}e^{2400}", "(999x)!", r"\binom{x}{999}",
-  r"\sin(\pi^{99})\cos(e^{99})",
+  r"\sqrt[97]{2499!}\sqrt[89]{2498!}", r"\pi^{2400}e^{2400}\pi^{2400}e^{2400}",
+  "(999x)!", r"\binom{x}{999}", r"\sin(\pi^{99})\cos(e^{99})",
 ])  # fmt: skip
 def test_the_most_that_a_text_can_cost_ends(text):
   point = {"x": Fraction(9, 4)}

@@ -30,26 +30,23 @@ def isolated(worker):
 
 
 @pytest.mark.parametrize(("answer", "gold", "equal"), [
-  (r"\frac{1}{2}", "0.5", True),
-  (r"\frac{2}{4}", r"\frac{1}{2}", True),
+  (r"\frac{1}{2}", "0.5", True), (r"\frac{2}{4}", r"\frac{1}{2}", True),
   (r"\sqrt{8}", r"2\sqrt{2}", True), ("(x+1)^2", "x^2+2x+1", True),
   ("(x+1)^2", "x^2+2x+2", False), (r"\{3,1,2\}", r"\{1,2,3\}", True),
   (r"(0,1)", r"(0,2)", False), ("2", "3", False),
   # Where the library's own rounding, at six places, is too kind.
   ("2e-7", "1e-7", False), ("0.33333333", r"\frac{1}{3}", False),
   ("3.14159265358979", r"\pi", False),
-  (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False),
-  ("", "1", False), (r"\frac{", "1", False),
+  (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False), ("", "1", False),
+  (r"\frac{", "1", False),
 ])  # fmt: skip
 def test_symbolic_by_hand(isolated, worker, answer, gold, equal):
   assert worker.ask("symbolic", answer, gold, timeout=LONG) is equal
 
 
 def test_symbolic_evaluates_no_python(isolated, worker):
-  for answer in (
-    "__import__('os')._exit(0)", r"\text{__import__('os')._exit(0)}", "exit()",
-    "().__class__",
-  ):  # fmt: skip
+  for answer in ("__import__('os')._exit(0)",
+    r"\text{__import__('os')._exit(0)}", "exit()", "().__class__"):  # fmt: skip
     assert worker.ask("symbolic", answer, "0", timeout=LONG) is False
   assert worker.ask("symbolic", "1", "1", timeout=LONG) is True
 
@@ -98,12 +95,10 @@ def test_an_executed_answer_changes_nothing_for_the_next(isolated, worker):
 def test_an_answer_that_is_executed_reaches_nothing(isolated, worker, tmp_path):
   canary = tmp_path / "canary"
   puzzle = entry("spiral_matrix", "1 2 3")
-  for answer in (
-    f"[open({str(canary)!r}, 'w').write('x')]", "[__import__('os').fork()]",
-    "[__import__('subprocess').run('/bin/true')]",
+  for answer in (f"[open({str(canary)!r}, 'w').write('x')]",
+    "[__import__('os').fork()]", "[__import__('subprocess').run('/bin/true')]",
     "[__import__('socket').socket()]", "[open('/etc/passwd').read()]",
-    "[__import__('os').kill(1, 0)]",
-  ):  # fmt: skip
+    "[__import__('os').kill(1, 0)]"):  # fmt: skip
     assert worker.ask("gym", answer, puzzle, timeout=LONG) == 0.0
   assert not canary.exists()
 

@@ -425,13 +425,9 @@ def test_no_process_outlives_the_program(code, status):
 
 
 def test_a_fork_of_the_program_has_workers_of_its_own():
-  code = (
-    "child = os.fork()\n"
-    "if child: os.waitpid(child, 0)\n"
-    "print(pid(), flush=True)\n"
-    "worker.close()\n"
-    "if not child: os._exit(0)\n"
-  )
+  code = ("child = os.fork()\n"
+    "if child: os.waitpid(child, 0)\n" "print(pid(), flush=True)\n"
+    "worker.close()\n" "if not child: os._exit(0)\n")  # fmt: skip
   with script(code) as program:
     out, _ = program.communicate(timeout=60)
   it, first, in_child, in_parent = map(int, out.split())
@@ -602,14 +598,9 @@ def test_descendants_of_descendants_count(start):
 
 
 def test_children_that_were_waited_for_count(start):
-  code = (
-    "import os, time\n"
-    "if os.fork() == 0:\n"
-    "  while time.process_time() < 0.2: pass\n"
-    "  os._exit(0)\n"
-    "os.wait()\n"
-    "time.sleep(600)"
-  )
+  code = ("import os, time\n"
+    "if os.fork() == 0:\n" "  while time.process_time() < 0.2: pass\n"
+    "  os._exit(0)\n" "os.wait()\n" "time.sleep(600)")  # fmt: skip
   pid = start(code)
   wait_for(lambda: len(process.descendants(pid)) == 2)
   wait_for(lambda: len(process.descendants(pid)) == 1)

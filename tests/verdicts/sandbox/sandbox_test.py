@@ -45,11 +45,8 @@ def level(request):
 @pytest.fixture(scope="module", params=LEVELS)
 def run(request):
   """All selected programs, four at a time, and what became of the host."""
-  cases = [
-    test.callspec.params
-    for test in request.session.items
-    if test.name.startswith("test_verdict[")
-  ]
+  cases = [test.callspec.params for test in request.session.items
+    if test.name.startswith("test_verdict[")]  # fmt: skip
   names = [case["name"] for case in cases if case["run"] == request.param]
   level = level_of(request.param)
   with hostile_code.Canaries() as canaries:

@@ -81,10 +81,8 @@ def ask(request):
   return ask
 
 
-TABLES = [
-  getattr(seccomp_landlock, f"_{name}")
-  for name in ("ALLOWED", "KILLED", "WEIGHED", "FORKING")
-]
+TABLES = [getattr(seccomp_landlock, f"_{name}")
+  for name in ("ALLOWED", "KILLED", "WEIGHED", "FORKING")]  # fmt: skip
 
 
 def test_tables_by_hand():
