@@ -17,10 +17,10 @@ class Reward(Section):
 
   verifier: tuple[str, ...] = setting(
     (),
-    "Your own reward functions, 'file.py:function' or "
-    "'package.module:function', see brorl_jax/verdicts/own.py. They score all "
-    "lines of data.files; the results of several are added. (): the verifier "
-    "of each domain.",
+    "Your own reward functions, or an environment: 'file.py:function' or "
+    "'package.module:function', see brorl_jax/verdicts/README.md. They score "
+    "all lines of data.files; the results of several are added. (): the "
+    "verifier of each domain.",
   )
   timeout_s: float = setting(
     60.0,

@@ -154,7 +154,7 @@ class Sampling(Section):
   )
   max_new_tokens: int = phased(
     6,
-    "Longest response, including its end token.",
+    "Longest response, including its end token; an episode, with its replies.",
     unit="tokens",
     evaluated=True,
   )

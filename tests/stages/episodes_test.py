@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import pathlib
 
 import chex
 import configured
@@ -22,6 +23,7 @@ from brorl_jax.rollout.dynamic_sampling import RoundPlan, collect, played
 from brorl_jax.stages import scoring
 from brorl_jax.types import GIVEN, Interrupted, Prompts, Rollouts, Scores
 from brorl_jax.verdicts import own
+from brorl_jax.verdicts.sandbox import jail
 
 N, T, TURNS, SAID = 4, 24, 3, [4, 5]
 
@@ -363,3 +365,18 @@ def test_prompts_come_back_with_what_they_go_on_from():
   np.testing.assert_array_equal(
     back.begun[..., 1].view(np.float32)[one.mask], one.logp[one.mask]
   )
+
+
+def test_the_environment_of_the_readme_runs_a_program(tmp_path):
+  page = pathlib.Path(own.__file__).parent / "README.md"
+  code = page.read_text().partition("# my_environment.py\n")[2]
+  space = {}
+  exec(code.partition("\n```\n")[0], space)
+  chat = lambda *said: [{"role": "user", "content": text} for text in said]
+  ask = lambda text: space["step"](chat("6 * 7?", text), {"answer": "42"})
+  assert ask("```python\nprint(6 * 7)\n```") == "42\n"
+  assert ask("```python\nprint(1)\n1 / 0\n```") == "1\nZeroDivisionError"
+  assert ask("```python\n1 +\n```") == "syntax error: SyntaxError in line 1"
+  assert (ask("42"), ask("41")) == (1.0, 0.0)
+  assert jail.run_python("while True: pass", seconds=0.2) == "time-out"
+  assert jail.run_python("print(input()[::-1])", "abc\n") == "cba\n"
