@@ -241,26 +241,38 @@ async def odd(response, example):
   return float(any(digit in response for digit in "13579"))
 
 
-def from_python(workdir, *, steps=3, **more):
-  changes = {"run.steps": steps, "eval.n": 2}
+def two(messages, example):
+  if len(messages) == 2:
+    return "Lower?"
+  return float(messages[-1]["content"] < messages[1]["content"])
+
+
+def from_python(workdir, *, steps=3, tokens=6, **more):
+  changes = {"run.steps": steps, "eval.n": 2, "sampling.max_new_tokens": tokens}
   changes |= {"sampling.n": 16, "sampling.samples": 64}
   how = {"changes": changes, "reward": odd, "data": ROWS} | more
   return brorl_jax.train("n512:tiny", workdir, **how)
 
 
-def test_training_from_python_stops_resumes_and_shows_what_it_did(tmp_path):
-  """As a run that nothing stopped, bit for bit."""
+@pytest.mark.parametrize("how", [
+  {}, pytest.param({"reward": two, "tokens": 24}, marks=pytest.mark.ci),
+])  # fmt: skip
+def test_training_from_python_stops_resumes_and_shows_what_it_did(
+  tmp_path, how
+):
+  """As a run that nothing stopped, bit for bit; also if responses are episodes
+  of two turns."""
   told = {}
 
   def stops(step, metrics):
     told[step] = metrics["reward/mean"]
     return step == 2
 
-  stopped = from_python(tmp_path / "a", callbacks=[stops])
+  stopped = from_python(tmp_path / "a", callbacks=[stops], **how)
   assert stopped.stopped == 2 and stopped.metrics["step"].tolist() == [1, 2]
   assert [*told.values()] == stopped.metrics["reward/mean"].tolist()
-  run = from_python(tmp_path / "a")
-  whole = from_python(tmp_path / "b")
+  run = from_python(tmp_path / "a", **how)
+  whole = from_python(tmp_path / "b", **how)
   assert run.stopped is None
   for name in ("step", "reward/mean", "policy/entropy", "optim/grad_norm"):
     np.testing.assert_array_equal(run.metrics[name], whole.metrics[name])
@@ -277,6 +289,8 @@ def test_training_from_python_stops_resumes_and_shows_what_it_did(tmp_path):
   ({"changes": {"optim.lr": "fast"}}, "fast"),
   ({"data": ["missing.jsonl"]}, "missing.jsonl"),
   ({"reward": lambda answer: 1.0}, "takes (answer)"),
+  ({"reward": two, "changes": {"run.max_age": 1}}, "run.max_age must be 0"),
+  ({"reward": [two, odd]}, "one takes messages; use it alone"),
   ({"reward": [odd, odd]}, "two functions of one name ... python:odd"),
   ({"config": "n521"}, "n521"),
 ])  # fmt: skip
