@@ -44,8 +44,6 @@ class Stages(NamedTuple):
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   max_age: int  # steps that a rollout may cross
-  # What an environment adds to rollouts; None: they have one turn.
-  reply: Callable[[int, Prompts, Rollouts], Rollouts] | None
   # step -> indices of the prompts to draw from, in that order
   candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
@@ -69,6 +67,8 @@ class Stages(NamedTuple):
   reference: Callable[[Any, RunState], tuple[Any, RunState, str | None]]
   # Config fields that a phase changes at this step.
   changed: dict[str, Any] | None = None
+  # What an environment adds to rollouts; None: they have one turn.
+  reply: Callable[[int, Prompts, Rollouts], Rollouts] | None = None
 
   @property
   def ahead(self) -> bool:
