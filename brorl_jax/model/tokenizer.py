@@ -256,17 +256,17 @@ class Tokenizer:
     it, and a user's next message, and behind that. Raises ValueError.
     """
     said = [("user", "?"), ("assistant", "\ue000"), ("user", "\ue001")]
-    try:
+    text = ""
+    with contextlib.suppress(Exception):  # a template is code
       text = self._tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in said],
         add_generation_prompt=True,
         tokenize=False,
       )
-    except Exception as e:  # a template is code and may raise anything
-      text = first_line(e)
     before, between, after = text.rpartition("\ue000")[2].partition("\ue001")
     if not between or not after:
-      raise ValueError(f"the chat template poses no second turn: {text!r}")
+      must = "give one that does with --config.policy.chat_template=FILE"
+      raise ValueError(f"its chat template poses no second turn; {must}")
     for token in self._tokenizer.convert_ids_to_tokens([*self.stop_ids]):
       before = before.removeprefix(token)
     return before, after

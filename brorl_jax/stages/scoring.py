@@ -57,6 +57,11 @@ class Scorer:
         field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
         self.functions[field] = {"name": name, "digest": digest}
       self.episodes = self._pool.episodes
+      try:  # before anything is compiled
+        self._examples.reply("") if self.episodes else None
+      except ValueError:
+        self.close()
+        raise
       named = zip(c.verifier, self._pool.whole, strict=True)
       self.whole = next((name for name, whole in named if whole), "")
       self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
@@ -87,6 +92,7 @@ class Scorer:
       self._known.pop((step, example.id), None)
     for example, row in zip(examples, rows, strict=True):
       found = {id(verdict): verdict for verdict in row}  # one of equal ones
+      found = {i: _without_reply(verdict) for i, verdict in found.items()}
       of = {i: ScoredResponse(example.task, *v) for i, v in found.items()}
       out.append([of[id(verdict)] for verdict in row])
     return out
@@ -210,6 +216,13 @@ class Scorer:
   def close(self) -> None:
     """Ends the worker processes."""
     self._pool.close()
+
+
+def _without_reply(found: TimedVerdict) -> TimedVerdict:
+  """A reply for which there is no room may be of any length."""
+  if found.verdict.reason != own.REPLY:
+    return found
+  return found._replace(verdict=dataclasses.replace(found.verdict, answer=""))
 
 
 def _sandbox(

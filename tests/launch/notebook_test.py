@@ -20,6 +20,10 @@ def test_its_cells_run_in_an_empty_folder(tmp_path, monkeypatch):
   for number, cell in enumerate(code):
     exec(compile(cell, f"cell {number}", "exec"), names)
   assert names["run"].metrics["step"].tolist() == [1, 2, 3]
+  assert names["by_judge"].metrics["step"].tolist() == [1]
+  assert "[reply] Lower?" in "".join(
+    x["response"] for x in names["episodes"].samples
+  )
   left = [names["unsampled"](n) for n in (16, 64, 512)]
   assert left == sorted(left, reverse=True) and left[-1] >= 0.0
   parts = names["balance"]

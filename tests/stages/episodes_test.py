@@ -215,7 +215,7 @@ def test_a_reply_is_posed_as_the_template_poses_a_second_question(template):
   "}}{% endif %}",
 ])  # fmt: skip
 def test_a_template_of_one_turn_is_refused(template):
-  with refuses(ValueError, "the chat template poses no second turn: "):
+  with refuses(ValueError, "its chat template poses no second turn; give one"):
     text(template).reply("more")
 
 
@@ -297,6 +297,7 @@ def test_an_environment_is_asked_once_about_each_turn(scorer):
   np.testing.assert_allclose(scores.reward, [[1.0, 0.5, 0.3, 0, 0]], rtol=1e-6)
   assert scores.valid.tolist() == [[True, True, True, False, True]]
   reasons = [x.verdict.reason for x in scores.responses[0]]
+  assert scores.responses[0, 4].verdict.answer == ""
   assert reasons[4] == own.REPLY and "RuntimeError: no" in reasons[3]
   asked = [[m["content"] for m in seen] for seen, _ in environment.asked]
   question = example.question
