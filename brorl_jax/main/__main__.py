@@ -280,13 +280,10 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
 
     resumes = None if _BEGIN_AGAIN.value else workdir
     stopped = train.run(
-      resolve.resolve(c, resolve.here(c.devices), resumes),
-      workdir,
-      allow_change=_ALLOW_CHANGE.value,
-      begin_again=_BEGIN_AGAIN.value,
-      from_step=_FROM_STEP.value,
-      profile_step=_PROFILE.value,
-    )
+      resolve.resolve(c, resolve.here(c.devices), resumes), workdir,
+      allow_change=_ALLOW_CHANGE.value, begin_again=_BEGIN_AGAIN.value,
+      from_step=_FROM_STEP.value, profile_step=_PROFILE.value,
+    )  # fmt: skip
     if stopped is not None:
       sys.exit(train.processes.STOPPED)
   elif c and mode == "evaluate":

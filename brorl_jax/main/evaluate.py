@@ -91,13 +91,10 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   scorer = Scorer(c.reward, examples)
   resolve.refuse_changes(folder.stored(workdir, "functions"), scorer.functions)
   entries = {
-    "evaluated": evaluated,
-    "data": examples.fingerprint,
-    "functions": scorer.functions,
-    "left_out": examples.left_out,
-    "sandbox": scorer.sandbox,
-    "memory_bytes": this.policy.target.memory_bytes,
-  }
+    "evaluated": evaluated, "data": examples.fingerprint,
+    "functions": scorer.functions, "left_out": examples.left_out,
+    "sandbox": scorer.sandbox, "memory_bytes": this.policy.target.memory_bytes,
+  }  # fmt: skip
   sample = functools.partial(
     recorder.records, this, c, this.heldout, examples, scorer, params, held
   )

@@ -54,6 +54,8 @@ class Response(NamedTuple):
 # Tokens with the end token, log-probability of each, and whether it was cut.
 Drawn = tuple[list[int], list[float], bool]
 
+_likeliest = jax.jit(Policy.likeliest, static_argnums=0)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextPolicy:
@@ -161,6 +163,13 @@ class TextPolicy:
         yield [(*two, end) for two, end in zip(pairs, cut, strict=True)]
       done += count
 
+  def likeliest(self, ids: Sequence[int]) -> list[tuple[float, int, float]]:
+    """`Policy.likeliest` of a prompt, token by token."""
+    room = sampler.prompt_width(len(ids)) - len(ids)
+    padded = np.pad(np.array(ids, np.int32), (0, room))
+    found = jax.device_get(_likeliest(self.policy, self.params, padded))
+    return [*zip(*(x[: len(ids) - 1].tolist() for x in found), strict=True)]
+
   def posed(self, question: str | Example, domain: str = "") -> Messages:
     """A question in the form of the run's prompts, followed by the instruction
     of `domain`, or of the example's; unchanged without a run.
@@ -196,14 +205,11 @@ class TextPolicy:
   ) -> memory.RolloutPlan:
     """As many prompts as fit at one time; raises ValueError if none does."""
     load = memory.Load(
-      self.policy,
-      sum(x.nbytes for x in jax.tree.leaves(self.params)),
-      n=n,
+      self.policy, sum(x.nbytes for x in jax.tree.leaves(self.params)), n=n,
       prompts=power_of_two(min(prompts, max(TOGETHER // n, 1))),
-      prompt_tokens=width,
-      max_new_tokens=limit,
+      prompt_tokens=width, max_new_tokens=limit,
       cut=how.top_p < 1.0 or how.top_k > 0,
-    )
+    )  # fmt: skip
     while True:
       try:
         return memory.rollouts(load, self.policy.target.memory_bytes)

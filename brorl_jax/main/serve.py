@@ -4,15 +4,19 @@
   POST /generate                               token ids in, token ids out
   GET  /v1/models, /v1/models/NAME, /health
 
-One thread reads requests and writes replies: it alone uses the tokenizer.
-Prompts wait in `Line`, whose thread alone uses the device: it samples those
-that are alike together. The event loop only passes things on. With a seed the
-responses are those of `TextPolicy.each(first=seed)`.
+One thread reads requests and writes replies, another one those with large
+bodies: each has its own tokenizer. Prompts wait in `Line`, whose thread alone
+uses the device: it samples those that are alike together. The event loop only
+passes things on. With a seed the responses are those of
+`TextPolicy.each(first=seed)`. The log-probabilities of a prompt, with echo, are
+at temperature 1.
 """
 
 import asyncio
 import bisect
 import concurrent.futures as futures
+import copy
+import dataclasses
 import hmac
 import http
 import itertools
@@ -22,6 +26,8 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +51,8 @@ except ImportError:
 
 KEY = "BRORL_API_KEY"  # in the environment: what clients must send
 MAX_BODY = 4 << 20  # bytes; a conversation of 32k tokens has some 130 kB
+LARGE = 1 << 16  # bytes; a tokenizer may take 5 s for a million characters
+CONNECTIONS = 400  # beyond these the oldest that send nothing give way
 WAITING = 256  # prompts that may wait
 MOST_N = 1024
 MOST_TOKENS = 1 << 24  # of all responses to a request: 1 GB as lists
@@ -56,17 +64,17 @@ _CHAT, _TEXT, _TOKENS = "/v1/chat/completions", "/v1/completions", "/generate"
 _ALL = "model n max_tokens temperature top_p top_k min_p seed user"
 _TALK = "stop logprobs stream stream_options"
 _ALSO = {_CHAT: f"messages max_completion_tokens {_TALK}"}
-_ALSO |= {_TEXT: f"prompt {_TALK}", _TOKENS: "prompt_token_ids"}
+_ALSO |= {_TEXT: f"prompt echo {_TALK}", _TOKENS: "prompt_token_ids"}
 # Their types, and least and most of numbers. A logprobs of 0 or 1 is of the
 # tokens themselves: likelier ones are not known.
 _TYPES: dict[str, tuple[Any, ...]] = {
   "model": (str,), "messages": (list,), "prompt": (str, list), "user": (str,),
   "prompt_token_ids": (list,), "n": (int, 1, MOST_N), "stop": (str, list),
-  "max_tokens": (int, 1, 2**30), "max_completion_tokens": (int, 1, 2**30),
+  "max_tokens": (int, 0, 2**30), "max_completion_tokens": (int, 1, 2**30),
   "temperature": (int, float, 0, 1e6), "top_p": (int, float, 0, 1),
   "top_k": (int, -1, 2**30), "min_p": (int, float, 0, 1),
   "seed": (int, -(2**63), 2**63 - 1), "logprobs": (bool, int, 0, 1),
-  "stream": (bool,), "stream_options": (dict,),
+  "stream": (bool,), "stream_options": (dict,), "echo": (bool,),
 }  # fmt: skip
 # Others, with the value that asks for nothing.
 _PLAIN = {
@@ -77,20 +85,13 @@ _PLAIN = {
 _ROLES = ("system", "developer", "user", "assistant")
 
 
-class Refusal(Exception):
-  """A reply that is an error, in OpenAI's form."""
+class Refusal(HTTPException):
+  """A reply that is an error."""
 
   def __init__(self, status: int, message: str, param: str | None = None):
-    super().__init__(message)
-    self.status, self.param = status, param
-
-  def reply(self, headers: Any = None) -> Response:
-    kind = ("invalid_request", "server")[self.status >= 500]
-    error = {"message": str(self), "param": self.param, "type": f"{kind}_error"}
-    error["code"] = http.HTTPStatus(self.status).name.lower()
     more = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
-    headers = headers or more.get(self.status)
-    return _reply({"error": error}, self.status, headers)
+    super().__init__(status, message, more.get(status))
+    self.param = param
 
 
 def _reply(content: Any, status: int = 200, headers: Any = None) -> Response:
@@ -99,8 +100,9 @@ def _reply(content: Any, status: int = 200, headers: Any = None) -> Response:
 
 
 # What prompts share that are sampled together: sampling parameters, powers of
-# two that are no less than their tokens, n and limit, and whether seeds decide.
-Kind = tuple[SamplingParams, int, int, int, bool]
+# two that are no less than their tokens, n and limit, and whether seeds decide
+# and prompts are read.
+Kind = tuple[SamplingParams, int, int, int, bool, bool]
 
 
 class Asked(NamedTuple):
@@ -110,7 +112,7 @@ class Asked(NamedTuple):
   index: int  # in the keys of its responses
   limit: int
   kind: Kind
-  answer: "futures.Future[list[Drawn]]"
+  answer: "Future[tuple[list[Drawn], list[Any]]]"
 
 
 class Line:
@@ -163,7 +165,7 @@ class Line:
           one.answer.set_exception(why)
 
   def _sample(self, batch: list[Asked]) -> None:
-    sampling, _, n, limit, seeded = batch[0].kind
+    sampling, _, n, limit, seeded, echo = batch[0].kind
     self._programs.add((batch[0].kind, len(batch)))
     if len(self._programs) > PROGRAMS:
       self._programs.clear()
@@ -174,7 +176,8 @@ class Line:
     ids, index = [x.ids for x in batch], [x.index for x in batch]
     drawn = self._policy.drawn(ids, index, key, n, limit, sampling)
     for one, responses in zip(batch, drawn, strict=True):
-      one.answer.set_result(responses)
+      read = [None, *self._policy.likeliest(one.ids)] if echo else []
+      one.answer.set_result((responses, read))
 
 
 def _fields(raw: bytes, path: str) -> dict[str, Any]:
@@ -217,69 +220,70 @@ class Text:
     stop = get("stop", [])
     fields["stop"] = stop = [stop] if isinstance(stop, str) else stop
     if len(stop) > 16 or not all(isinstance(s, str) and s for s in stop):
-      raise Refusal(400, "stop must be at most 16 texts", "stop")
+      raise Refusal(400, "stop must be at most 16 texts, none empty", "stop")
     numbers = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
     how = {name: float(get(name, usual)) for name, usual in numbers.items()}
-    n, seed = get("n", 1), get("seed")
+    n, seed, echo = get("n", 1), get("seed"), get("echo", False)
     limit = get("max_tokens", 16 if "prompt" in fields else None)
     limit = get("max_completion_tokens", limit)
+    if limit == 0 and not echo:
+      raise Refusal(400, "max_tokens must be at least 1", "max_tokens")
+    first = secrets.randbits(31) if seed is None else seed
+    above = lambda n: 1 << (max(n, 1) - 1).bit_length()  # next power of two
+    asked, tokens = list[Asked](), 0
     try:
       sampling = SamplingParams(top_k=max(get("top_k", 0), 0), **how)
-      prompts = self._ids(fields)
+      for p, ids in enumerate(self._ids(fields)):
+        room = self.policy.policy.max_positions - len(ids)
+        usual = max(min(self.policy.max_new_tokens, room), 1)
+        if (most := usual if limit is None else limit) > room:
+          why = f"{len(ids)} tokens and max_tokens = {most} are too many by "
+          raise Refusal(400, f"{why}{most - room}", "max_tokens")
+        sizes = sampler.prompt_width(len(ids)), above(n), above(most)
+        kind = sampling, *sizes, seed is not None, echo
+        asked.append(Asked(ids, (first + p) % 2**31, most, kind, Future()))
+        tokens += sizes[1] * sizes[2]
+        if tokens > MOST_TOKENS or p >= WAITING:
+          raise Refusal(400, f"{tokens} tokens of {p + 1} prompts: too many")
     except ValueError as e:  # of UTF-8 too
       raise Refusal(400, first_line(e)) from None
-    first = secrets.randbits(31) if seed is None else seed
-    above = lambda n: 1 << (n - 1).bit_length()  # the next power of two
-    asked = list[Asked]()
-    for p, ids in enumerate(prompts):
-      room = self.policy.policy.max_positions - len(ids)
-      most = limit or max(min(self.policy.max_new_tokens, room), 1)
-      if most > room:
-        why = f"{len(ids)} tokens and max_tokens = {most} are too many by "
-        raise Refusal(400, f"{why}{most - room}", "max_tokens")
-      sizes = sampler.prompt_width(len(ids)), above(n), above(most)
-      kind = sampling, *sizes, seed is not None
-      index, answer = (first + p) % 2**31, futures.Future()
-      asked.append(Asked(ids, index, most, kind, answer))
-    tokens = sum(one.kind[2] * one.kind[3] for one in asked)
-    if len(asked) > WAITING or tokens > MOST_TOKENS:
-      raise Refusal(400, f"{tokens} tokens for {len(asked)} prompts: too many")
     return {**fields, "path": path}, asked
 
-  def _ids(self, fields: dict[str, Any]) -> list[list[int]]:
+  def _ids(self, fields: dict[str, Any]) -> Iterator[list[int]]:
     """Token ids of each prompt; raises ValueError if one is none."""
-    own = fields.get("prompt_token_ids")
+    own, size = fields.get("prompt_token_ids"), self.policy.policy.vocab
     given = [own] if own else fields.get("prompt", [])
     messages = [_message(m) for m in fields.get("messages", [])]
     if isinstance(given, str) or any(type(i) is int for i in given):
       given = [given]
-    for text in (*given, *(m["content"] for m in messages)):
-      if isinstance(text, str):
-        text.encode()  # raises for a lone surrogate
-        # No token in use has more characters than Qwen's 128 blanks.
-        if len(text) > 128 * self.policy.policy.max_positions:
-          raise ValueError(f"{len(text)} characters are too many")
-    text = self.tokenizer
-    out = [text.encode(x) if isinstance(x, str) else x for x in given]
-    out += [text.render(messages)] if messages else []
-    if not out or not all(out):
-      raise ValueError("a prompt is missing or empty")
-    size = self.policy.policy.vocab
     good = lambda i: type(i) is int and 0 <= i < size
-    if not all(isinstance(x, list) and all(map(good, x)) for x in out):
-      raise ValueError(f"a prompt is text or token ids from 0 to {size - 1}")
-    return out
+    for ids in given or [messages]:
+      texts = [m["content"] for m in messages]
+      text = ids if isinstance(ids, str) else "".join(texts)
+      text.encode()  # raises for a lone surrogate
+      # No token in use has more characters than Qwen's 128 blanks.
+      if len(text) > 128 * self.policy.policy.max_positions:
+        raise ValueError(f"{len(text)} characters are too many")
+      if isinstance(ids, str):
+        ids = self.tokenizer.encode(text)
+      elif messages:
+        ids = self.tokenizer.render(messages)
+      if not ids:
+        raise ValueError("a prompt is missing or empty")
+      if not isinstance(ids, list) or not all(map(good, ids)):
+        raise ValueError(f"a prompt is text or token ids from 0 to {size - 1}")
+      yield ids
 
   def write(self, fields: Any, asked: list[Asked], drawn: Any) -> Response:
     get, choices, count, chat = fields.get, [], 0, fields["path"] == _CHAT
-    for prompt, responses in zip(asked, drawn, strict=True):
+    for prompt, (responses, read) in zip(asked, drawn, strict=True):
       for one in responses[: get("n", 1)]:
-        choice, tokens = self._choice(fields, one, prompt.limit)
+        choice, tokens = self._choice(fields, one, prompt, read)
         choices.append({"index": len(choices), **choice})
         count += tokens
-    read = sum(len(prompt.ids) for prompt in asked)
-    usage = {"prompt_tokens": read, "completion_tokens": count}
-    usage["total_tokens"] = read + count
+    size = sum(len(prompt.ids) for prompt in asked)
+    usage = {"prompt_tokens": size, "completion_tokens": count}
+    usage["total_tokens"] = size + count
     kind = "chat.completion" if chat else "text_completion"
     head = {"id": f"brorl-{secrets.token_hex(12)}", "object": kind}
     head |= {"created": int(time.time()), "model": self.name}
@@ -295,16 +299,19 @@ class Text:
     events = "".join(f"data: {line}\n\n" for line in lines)
     return Response(events, media_type="text/event-stream")
 
-  def _choice(self, fields: Any, one: Drawn, limit: int) -> tuple[Any, int]:
+  def _choice(
+    self, fields: Any, one: Drawn, prompt: Asked, read: list[Any]
+  ) -> tuple[Any, int]:
     """A response as the request wants it, and its number of tokens."""
-    (every, logp, truncated), stop, path = one, fields["stop"], fields["path"]
+    (every, logp, truncated), path, limit = one, fields["path"], prompt.limit
     tokens, whole = every[:limit], not truncated and len(every) <= limit
+    opened = self.tokenizer.opened  # by the template of a conversation
 
     def until(count: int) -> tuple[str, bool]:
       (text,) = self.tokenizer.decode([tokens[:count]])
-      begin = len(self.tokenizer.opened)
-      at = [i for s in stop if (i := text.find(s, begin)) >= 0]
-      return text[: min(at, default=None)], bool(at)
+      text, begin = text.removeprefix(opened), opened if path == _CHAT else ""
+      at = [i for s in fields["stop"] if (i := text.find(s)) >= 0]
+      return begin + text[: min(at, default=None)], bool(at)
 
     text, stopped = until(len(tokens)) if path != _TOKENS else ("", False)
     if stopped:  # by fewer tokens, or by these
@@ -312,15 +319,20 @@ class Text:
       least = bisect.bisect_left(counts, True, key=lambda k: until(k)[1])
       tokens = tokens[: least + 1]
       text, _ = until(len(tokens))
-    logp = logp[: len(tokens)]
+    count, logp = len(tokens), logp[: len(tokens)]
     end = {"finish_reason": "stop" if stopped or whole else "length"}
     if path == _TOKENS:
-      return {"token_ids": tokens, "logprobs": logp, **end}, len(tokens)
-    asks, detail = fields.get("logprobs"), None
+      return {"token_ids": tokens, "logprobs": logp, **end}, count
+    asks, detail, likely = fields.get("logprobs"), None, None
+    if read:
+      text = "".join(self.tokenizer.pieces(prompt.ids)) + text
+      tokens, logp = prompt.ids + tokens, [x and x[0] for x in read] + logp
+      piece = lambda i: self.tokenizer.pieces([i])[0]
+      likely = [x and {piece(x[1]): x[2]} for x in read] + [None] * count
     if asks is not None and asks is not False:
       pieces = self.tokenizer.pieces(tokens)
       detail = {
-        "tokens": pieces, "token_logprobs": logp, "top_logprobs": None,
+        "tokens": pieces, "token_logprobs": logp, "top_logprobs": likely,
         "text_offset": [0, *itertools.accumulate(map(len, pieces))][:-1],
       } if path == _TEXT else {"refusal": None, "content": [
         {"token": piece, "logprob": x, "bytes": None, "top_logprobs": []}
@@ -329,7 +341,7 @@ class Text:
     said: dict[str, Any] = {"text": text}
     if path == _CHAT:
       said = {"message": {"role": "assistant", "content": text}}
-    return {**said, "logprobs": detail, **end}, len(tokens)
+    return {**said, "logprobs": detail, **end}, count
 
 
 def _message(message: Any) -> dict[str, str]:
@@ -351,24 +363,29 @@ class Server:
 
   def __init__(self, policy: TextPolicy, name: str, key: str = ""):
     self.line, self.text = Line(policy), Text(policy, name)
+    own = dataclasses.replace(policy, tokenizer=copy.deepcopy(policy.tokenizer))
+    rooms = self.text, Text(own, name)  # of small and of large bodies
+    self._rooms = [(text, futures.ThreadPoolExecutor(1)) for text in rooms]
     self._key = f"Bearer {key}".encode() if key else b""
-    self._pool = futures.ThreadPoolExecutor(1)
 
   def app(self) -> Starlette:
     gets = {"/v1/models": self._models, "/v1/models/{name:path}": self._models}
     gets["/health"] = self._health
     routes = [Route(x, to, methods=["GET"]) for x, to in gets.items()]
     routes += [Route(x, self._post, methods=["POST"]) for x in _ALSO]
-    kinds = Refusal, HTTPException, ClientDisconnect, Exception
+    kinds = HTTPException, ClientDisconnect, Exception
     handlers: Any = dict.fromkeys(kinds, self._failed)
     return Starlette(routes=routes, exception_handlers=handlers)
 
-  async def _failed(self, request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-      return Refusal(error.status_code, error.detail).reply(error.headers)
-    if not isinstance(error, Refusal):  # or who asked has gone
+  async def _failed(self, request: Request, error: Any) -> Response:
+    """In OpenAI's form."""
+    if not isinstance(error, HTTPException):  # or who asked has gone
       error = Refusal(500, "the server failed; its log says where")
-    return error.reply()
+    status, param = error.status_code, getattr(error, "param", None)
+    kind = ("invalid_request", "server")[status >= 500] + "_error"
+    code = http.HTTPStatus(status).name.lower()
+    said = {"message": error.detail, "param": param, "type": kind, "code": code}
+    return _reply({"error": said}, status, error.headers)
 
   async def _health(self, request: Request) -> Response:
     return _reply({"status": "ok"})
@@ -391,9 +408,10 @@ class Server:
     self._check_key(request)
     raw = await self._body(request)
     do = asyncio.get_running_loop().run_in_executor
-    read = await do(self._pool, self.text.read, raw, request.scope["path"])
+    text, pool = self._rooms[len(raw) > LARGE]
+    read = await do(pool, text.read, raw, request.scope["path"])
     drawn = await self._drawn(request, read[1])
-    return await do(self._pool, self.text.write, *read, drawn)
+    return await do(pool, text.write, *read, drawn)
 
   async def _body(self, request: Request) -> bytes:
     # A page in a browser cannot send this type to another origin unasked.
@@ -415,6 +433,7 @@ class Server:
     """Of each prompt; the place of a client that has gone becomes free."""
     self.line.put(asked)
     answers = asyncio.gather(*(asyncio.wrap_future(x.answer) for x in asked))
+    answers.add_done_callback(lambda x: x.cancelled() or x.exception())  # seen
     gone = asyncio.ensure_future(request.receive())
     try:
       await asyncio.wait({answers, gone}, return_when="FIRST_COMPLETED")
@@ -426,12 +445,26 @@ class Server:
       answers.cancel()
 
 
+_COMES = "IDLE", "SEND_BODY"  # states in which a request has not come
+
+
 class Connection(H11Protocol):
-  """Ends if a head or a client that reads makes no progress."""
+  """Ends if a head or a client that reads makes no progress; of too many the
+  oldest end whose requests have not come.
+  """
 
   def connection_made(self, transport: Any) -> None:
     super().connection_made(transport)
+    transport.max_size = 1 << 14  # bytes at a time: 30 ms as chunks of one byte
+    self._since = self.loop.time()
     self._watch(None)
+    if len(self.connections) <= CONNECTIONS:
+      return
+    others: Any = self.connections - {self}
+    late = [x for x in others if str(x.conn.their_state) in _COMES]
+    for one in sorted(late, key=lambda x: x._since)[: CONNECTIONS // 8]:
+      self.connections.discard(one)
+      one.transport.abort()
 
   def _watch(self, before: Any) -> None:
     unread = self.transport.get_write_buffer_size()

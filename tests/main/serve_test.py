@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import pathlib
@@ -14,6 +15,8 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import openai
 import pytest
 from messages import mentions
@@ -204,6 +207,33 @@ def test_tokens_in_and_tokens_out(served, scripted):
   assert reply["usage"]["prompt_tokens"] == 3
 
 
+def test_a_prompt_is_read(policy):
+  """As lm-eval asks: log-probabilities of logits, and the likeliest tokens."""
+  ids = policy.tokenizer.encode("12 + 3 = 15")
+  read = jnp.array([ids])
+  logits = policy.policy.logits(policy.params, read, jnp.ones_like(read, bool))
+  want = np.asarray(jax.nn.log_softmax(logits[0, :-1]))
+  body = {"prompt": [ids], "echo": True, "logprobs": 1, "temperature": 0}
+  with TestClient(serve.Server(policy, "m").app()) as client:
+    for more in (0, 1):
+      reply = client.post(TEXT, json=body | {"max_tokens": more}).json()
+      (choice,), count = reply["choices"], len(ids)
+      assert choice["text"].startswith("12 + 3 = 15")
+      found = choice["logprobs"]
+      assert {len(x) for x in found.values()} == {count + more}
+      assert reply["usage"]["completion_tokens"] == more
+      first, *tops = found["top_logprobs"][:count]
+      assert first is None is found["token_logprobs"][0]
+      names, most = zip(
+        *(pair for x in tops for pair in x.items()), strict=True
+      )
+      own = want[range(count - 1), ids[1:]], want.max(axis=1)
+      got = found["token_logprobs"][1:count], most
+      np.testing.assert_allclose(got, own, atol=1e-4)
+      best = want.argmax(axis=1).tolist()
+      assert [*names] == policy.tokenizer.pieces(best)
+
+
 def test_openai_s_client(scripted):
   with online(scripted, "sesame") as (port, _), client_of(port, "sesame") as c:
     assert [m.id for m in c.models.list()] == ["m"]
@@ -283,7 +313,7 @@ HOSTILE = {
   "stops": (CHAT, ASK | {"stop": ["a"] * 17}, 400, "stop"),
   "stream": (CHAT, ASK | {"stream": "yes"}, 400, "stream must be bool"),
   "likelier ones": (TEXT, {"prompt": "1", "logprobs": 5}, 400, "logprobs"),
-  "echo": (TEXT, {"prompt": "1", "echo": True}, 400, "'echo'"),
+  "echo": (CHAT, ASK | {"echo": True}, 400, "'echo'"),
   "best": (TEXT, {"prompt": "1", "best_of": 2}, 400, "'best_of'"),
   "penalty": (CHAT, ASK | {"presence_penalty": 1}, 400, "'presence_penalty'"),
   "tools": (CHAT, ASK | {"tools": [{}]}, 400, "'tools'"),
@@ -406,6 +436,11 @@ def test_clients_that_mean_harm(scripted, monkeypatch):
       "another": (b"GET /v1/models/%00%ff/.. HTTP/1.0\r\n\r\n", 404),
       "no HTTP": (b"\x16\x03\x01\x02\x00\n\n\r\n\r\n", 400),
       "a large head": (b"GET / HTTP/1.1\r\nx: " + b"y" * 99_999, 400),
+      "many headers": (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000, 400),
+      "tiny chunks": (chunked + 20_000 * b"1\r\n \r\n", 408),
+      "length and chunks": (
+        post("2\r\n{}\r\n0\r\n\r\n", "Content-Length: 2\r\n"
+          "Transfer-Encoding: chunked"), 400),
       "two requests": (2 * post(json.dumps(ASK)), 200),
     }  # fmt: skip
     opened = {k: send(port, data) for k, (data, _) in connections.items()}
@@ -419,6 +454,30 @@ def test_clients_that_mean_harm(scripted, monkeypatch):
     for s in (*idle, *opened.values()):
       s.close()
     assert good().message.content == SAID
+
+
+def test_the_oldest_that_send_nothing_give_way(scripted, monkeypatch):
+  monkeypatch.setattr(serve, "CONNECTIONS", 20)
+  body = post("{}", "Content-Length: 99")
+  with online(scripted) as (port, _), client_of(port) as c:
+    many = [send(port, [b"", b"POST", body][i % 3]) for i in range(60)]
+    assert c.completions.create(model="m", prompt="1").choices[0].text == SAID
+    assert {status(s) for s in many[:40]} == {None}
+    for s in many:
+      s.close()
+
+
+def test_a_large_body_makes_no_small_one_wait(scripted, monkeypatch):
+  real, may = serve.Text.read, threading.Event()
+  slow = lambda *a: (len(a[1]) < 9999 or may.wait(20)) and real(*a)
+  monkeypatch.setattr(serve.Text, "read", slow)
+  monkeypatch.setattr(serve, "LARGE", 9999)
+  with online(scripted) as (port, _), client_of(port) as c:
+    s = send(port, post(json.dumps(ASK | {"user": "x" * 9999})))
+    assert c.completions.create(model="m", prompt="1").choices[0].text == SAID
+    may.set()
+    assert status(s) == 200
+    s.close()
 
 
 def test_who_does_not_read_is_left(scripted, monkeypatch):
@@ -448,7 +507,7 @@ def until(true):
     time.sleep(0.01)
 
 
-def test_who_goes_frees_the_place(scripted, monkeypatch):
+def test_who_goes_frees_the_place(scripted, monkeypatch, caplog):
   monkeypatch.setattr(serve, "WAITING", 2)
   scripted.may.clear()
   body = post(json.dumps(ASK | {"max_tokens": 8}))
@@ -470,6 +529,8 @@ def test_who_goes_frees_the_place(scripted, monkeypatch):
     assert [status(s) for s in (two[1], third)] == [200, 200]
     assert [call[0] for call in scripted.calls] == [1, 2]
     two[1].close(), third.close()
+  gc.collect()
+  assert not caplog.records  # who goes writes nothing into the log
 
 
 def test_what_waits_is_sampled_together(scripted, monkeypatch):
