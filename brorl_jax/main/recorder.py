@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import functools
 import itertools
-import operator
 import os
 import pathlib
 import platform
@@ -338,14 +337,12 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     trained = {"advantage": credit.advantage, "counts": credit.counts}
     if not len(credit.advantage):
       kept, trained = drawn, {}
-    out = kept.rollouts
     # Without padding: 128 x 512 responses of 15,360 tokens would be 9 GB.
+    real = types.without_padding(kept.rollouts)
     arrays = {
       "prompt": kept.prompts.tokens,
       "prompt_mask": kept.prompts.mask,
-      "tokens": out.tokens[out.mask],
-      "logp": out.logp[out.mask],
-      "length": out.mask.sum(axis=2),
+      **{name: real[name] for name in ("tokens", "logp", "length")},
       "reward": kept.scores.reward,
       **trained,
     }
@@ -365,19 +362,13 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     if not finished and not self.c.run.max_age:
       return
     every = [*finished.values()]
-    of = lambda take: np.concatenate([take(x) for x in every])
     part = self.workdir / "sampled" / f"part.{jax.process_index()}.npz"
     part.parent.mkdir(exist_ok=True)
     arrays: dict[str, Any] = {"key": self._key, "chunks": np.array([*finished])}
     arrays["processes"] = jax.process_count()
     if every:
       arrays["most"] = every[0].mask.shape[2]
-      arrays["length"] = of(lambda x: x.mask.sum(axis=2))
-      tokens = ["tokens", "logp"] + ["age"] * (every[0].age is not None)
-      for name in tokens:
-        arrays[name] = of(lambda x, name=name: getattr(x, name)[x.mask])
-      for name in ("truncated", "slot_steps"):
-        arrays[name] = of(operator.attrgetter(name))
+      arrays |= types.behind([*map(types.without_padding, every)])
     np.savez(part, allow_pickle=False, **arrays)
     with part.open("rb") as file:
       os.fsync(file.fileno())  # before the checkpoint that it belongs to
@@ -593,18 +584,9 @@ def read_sampled(path: pathlib.Path, key: str) -> tuple[Finished, int]:
     count = int(file["processes"])
     if str(file["key"]) != key or not len(file["chunks"]):
       return {}, count
-    length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))
-    mask = np.arange(file["most"]) < length[..., None]
-    found = [tokens, logp, *(file[x] for x in ("age",) if x in file)]
-    whole = [np.zeros(mask.shape, x.dtype) for x in found]
-    for to, real in zip(whole, found, strict=True):
-      to[mask] = real
-    age = whole[2] if len(whole) > 2 else None
-    more = file["truncated"], file["slot_steps"], age
-    out = types.Rollouts(whole[0], whole[1], mask, *more)
-    chunks = [Chunk(int(p), int(n)) for p, n in file["chunks"]]
-  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], out)
-  return {chunk: one(i) for i, chunk in enumerate(chunks)}, count
+    out = types.padded(file, int(file["most"]))
+    chunks = [Chunk(*chunk) for chunk in file["chunks"].tolist()]
+  return dict(zip(chunks, types.each(out), strict=False)), count
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:
