@@ -31,17 +31,7 @@ from jaxtyping import Bool, Float
 
 from brorl_jax import types
 from brorl_jax.many import processes
-from brorl_jax.types import (
-  Chunk,
-  Finished,
-  Groups,
-  Interrupted,
-  Prompts,
-  Rollouts,
-  ScoredResponse,
-  Scores,
-  by_chunk,
-)
+from brorl_jax.types import Chunk, Finished, Groups, Prompts, Rollouts, Scores
 
 # Draws of this process, as many as of any other: a board for each.
 _DRAWS = itertools.count()
@@ -250,7 +240,7 @@ class Candidates:
     if self._reply is None:
       return made, []
     made = made[0], self._reply(*made)
-    self.finished |= (found := by_chunk(*made))
+    self.finished |= (found := types.by_chunk(*made))
     more = {c: x for c, x in found.items() if not x.whole.all()}
     self.before |= more
     ended = [i for i, chunk in enumerate(found) if chunk not in more]
@@ -371,7 +361,7 @@ class Candidates:
   def add_finished(self, prompts: Prompts, rollouts: Rollouts) -> None:
     """Has chunks judged that have ended."""
     assert self.submit is not None
-    found = by_chunk(prompts, rollouts)
+    found = types.by_chunk(prompts, rollouts)
     if self._age:
       rollouts = self._aged([*found], rollouts)
     else:
@@ -587,7 +577,7 @@ def played(sample: Sample, reply: Reply, prompts: Prompts) -> Rollouts:
 
   while len(left.index):
     for done, rollouts in sample(feed):
-      made |= by_chunk(done, reply(done, rollouts))
+      made |= types.by_chunk(done, reply(done, rollouts))
     some = [i for i, c in enumerate(every) if not made[c].whole.all()]
     left = jax.tree.map(lambda x, some=some: x[some], prompts)
     if some:
@@ -658,7 +648,7 @@ def collect(
     pending.judged = [x for x in pending.judged if not x.cancelled()]
   if any(processes.gather(pending.stopped)):
     had = pending.before | pending.finished
-    raise Interrupted((before or {}) if max_age else had)
+    raise types.Interrupted((before or {}) if max_age else had)
   pending.before.clear()  # of prompts that are not needed
   count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent
@@ -680,7 +670,7 @@ def collect(
   )
 
 
-def check_invalid(responses: Iterable[ScoredResponse]) -> None:
+def check_invalid(responses: Iterable[types.ScoredResponse]) -> None:
   """Raises TooManyInvalid if more than `MAX_INVALID` of them failed."""
   every = [*responses]
   failed = [(one.task, one.verdict.reason) for one in every if not one.valid]
