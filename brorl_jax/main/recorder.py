@@ -31,8 +31,8 @@ from brorl_jax.runs import folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.types import Chunk, Finished
-from brorl_jax.verdicts.base import Example
+from brorl_jax.types import Chunk, Credit, Finished, Groups, Rollouts
+from brorl_jax.verdicts.base import Example, Values
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
 # Characters of a prompt or a response: on the terminal, and on trackers.
@@ -66,9 +66,7 @@ def records(
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
   how = how.only(-(-len(prompts) // jax.process_count()))
 
-  def rollouts(
-    params: PyTree, part: Sequence[Example], start: int
-  ) -> types.Rollouts:
+  def rollouts(params: PyTree, part: Sequence[Example], start: int) -> Rollouts:
     index = np.arange(start, start + len(part), dtype=np.int32)
     asked = examples.pad(part, index)
     of = lambda prompts: [part[i - start] for i in prompts.index]
@@ -76,15 +74,10 @@ def records(
     some = [reply] * scorer.episodes
     return sampling.sample_heldout(this, c, how, params, asked, key, *some)
 
-  return evaluate.evaluate(
-    sharding.local_copy(params, sharding.local_mesh(this.mesh)),
-    prompts,
-    rollouts=rollouts,
-    score_responses=scorer.score_responses,
-    texts=scorer.texts,
-    chunk=how.load.prompts,
-    first=first,
-  )
+  own = sharding.local_copy(params, sharding.local_mesh(this.mesh))
+  more: dict[str, Any] = {"score_responses": scorer.score_responses}
+  more |= {"texts": scorer.texts, "chunk": how.load.prompts, "first": first}
+  return evaluate.evaluate(own, prompts, rollouts=rollouts, **more)
 
 
 def records_of_step(
@@ -119,7 +112,7 @@ def last_word(path: pathlib.Path) -> str | None:
   return said
 
 
-def _for_memory(workdir: pathlib.Path, begun: Mapping[str, Any]) -> str | None:
+def _for_memory(workdir: pathlib.Path, begun: Values) -> str | None:
   """What shows that a process was killed for memory, or None: the kernel killed
   one in its control groups, or its steps had nearly all that was available.
   """
@@ -153,15 +146,15 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
   heldout: Sequence[Example]
   # (step, parameters, held-out examples) -> records
   measure: Callable[[int, PyTree, Sequence[Example]], evaluate.Chunks]
-  changed: Mapping[str, Any]  # fields that the previous start had otherwise
-  entries: Mapping[str, Any]  # of config.json, besides the config
+  changed: Values  # fields that the previous start had otherwise
+  entries: Values  # of config.json, besides the config
   # Worker processes replaced since the last call, by reason.
   replaced: Callable[[], Mapping[str, int]] = dict
   profile_step: int | None = None  # whose trace is written to profile/
   # By which the next start knows that this one was killed for memory.
-  memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  memory: Values = dataclasses.field(default_factory=dict)
   # What is told of each step.
-  told: Callable[[int, Mapping[str, Any]], None] = lambda *_: None
+  told: Callable[[int, Values], None] = lambda *_: None
   started = False  # whether a file may have been changed
   stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
@@ -214,14 +207,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     self._events = opened(workdir / "events.jsonl", keep=of_process)
     self._curve = opened(workdir / "eval" / "curve.jsonl")
     self._records = opened(workdir / "eval" / "records.jsonl")
-    self._writer = metrics.Writer(
-      workdir,
-      after=done,
-      steps=c.run.steps,
-      warn=self.warn,
-      wandb=c.run.wandb,
-      config=values,
-    )
+    how = {"warn": self.warn, "wandb": c.run.wandb, "config": values}
+    self._writer = metrics.Writer(workdir, after=done, steps=c.run.steps, **how)
     self._files = [self._samples, self._visits, self._events, self._curve]
     self._files += [self._records, self._writer]
     self._last = self._began = max(done, 0)
@@ -273,24 +260,20 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     for file in self._files:
       file.sync()
 
-  def event(self, step: int, what: Mapping[str, Any]) -> None:
+  def event(self, step: int, what: Values) -> None:
     if not self._open:
       return
     self._write(step, what)
     more = ", ".join(f"{k}: {v}" for k, v in what.items() if k != "event")
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
-  def _write(self, step: int, what: Mapping[str, Any]) -> None:
+  def _write(self, step: int, what: Values) -> None:
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     at = at.replace("+00:00", "Z")
     self._events.write({"step": step, "time": at, **what})
 
   def step(
-    self,
-    step: int,
-    scalars: Mapping[str, Any],
-    kept: types.Groups,
-    sampled: SampledGroups,
+    self, step: int, scalars: Values, kept: Groups, sampled: SampledGroups
   ) -> None:
     if not self._open:
       return
@@ -322,11 +305,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
       self.event(step, {**event, "task": task, "why": why})
 
   def dump(
-    self,
-    step: int,
-    kept: types.Groups,
-    credit: types.Credit,
-    drawn: types.Groups,
+    self, step: int, kept: Groups, credit: Credit, drawn: Groups
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.
 
@@ -391,7 +370,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     other steps are removed; one that cannot be read is left out. With a max_age
     that raises UserError, unless the start changes the config.
     """
-    found, count, age = dict[Chunk, types.Rollouts](), 1, self.c.run.max_age
+    found, count, age = dict[Chunk, Rollouts](), 1, self.c.run.max_age
     goes_on = age > 0 and step > 1
     crosses = goes_on and not self.changed
     of = lambda i: self.workdir / "sampled" / f"step_{step}.{i}.npz"
@@ -433,14 +412,9 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
       for task, numbers in domain["by_task"].items()
     }
     self._records.write(*({"step": step, **record} for record in found))
-    line = {
-      "step": step,
-      "pass_at_1": mean,
-      "half_width": half,  # of the 95 % interval; None with one prompt
-      "by_family": by_family,
-      "rates": rates,
-      "summary": summary,
-    }
+    line = {"step": step, "pass_at_1": mean}
+    line["half_width"] = half  # of the 95 % interval; None with one prompt
+    line |= {"by_family": by_family, "rates": rates, "summary": summary}
     self._curve.write(line)
     before = lines.each_line(self.workdir / "eval" / "curve.jsonl")
     if step and (why := inversion(next(before, line), line)) is not None:
@@ -490,7 +464,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
         self._write(self._last, event)
 
 
-def inversion(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def inversion(first: Values, now: Values) -> str | None:
   """Both changes, if more held-out responses are right and fewer prompts have a
   right one, each outside the 95 % interval of the same prompts; else None.
   """
@@ -512,7 +486,7 @@ def inversion(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def samples(
-  step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
+  step: int, kept: Groups, drawn: Groups, examples: Examples
 ) -> Iterator[dict[str, Any]]:
   """A response to each of some prompts, right and wrong ones in turn: the first
   prompts that the step trains on, then the first of the others.
@@ -560,13 +534,9 @@ def visits(
   }
   for i, p in enumerate(prompts.index.tolist()):
     example = examples.example(step, p)
-    yield {
-      "step": step,
-      "id": example.id,
-      "task": example.task,
-      **{name: int(count[i]) for name, count in counts.items()},
-      "kept": bool(sampled.kept[i]),
-    }
+    line = {"step": step, "id": example.id, "task": example.task}
+    line |= {name: int(count[i]) for name, count in counts.items()}
+    yield line | {"kept": bool(sampled.kept[i])}
 
 
 def _lost(path: pathlib.Path, why: str) -> UserError:

@@ -196,6 +196,7 @@ class Function(NamedTuple):
     return each * turns + _SPARE_S if self.together else timeout_s
 
 
+Given = Mapping[str, Callable] | None  # functions of this process, by name
 _How = tuple[float, int]  # what a call may take, and the number of workers
 
 
@@ -208,7 +209,7 @@ class Asked(NamedTuple):
   step: int | None
 
 
-def load(name: str, given: Mapping[str, Callable] | None = None) -> Function:
+def load(name: str, given: Given = None) -> Function:
   """Imports a reward function, or takes it from those that are given by name;
   ValueError if its signature is another.
   """
@@ -430,7 +431,7 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     *,
     timeout_s: float = 60.0,
     workers: int | None = None,
-    given: Mapping[str, Callable] | None = None,
+    given: Given = None,
   ):
     """Imports the functions in one process; others start when needed. With any
     `given` function all are called in threads of this process.
@@ -628,10 +629,8 @@ class FunctionWorker(process.Worker):
 
   def _start(self, life: socket, link: socket) -> subprocess.Popen:
     env = {**os.environ, **_ENVIRONMENT}
-    # Prints of a function go to standard error.
-    return process.python(
-      __name__, [life, link], *self._names, flag="-u", stdout=2, env=env
-    )
+    how = {"flag": "-u", "stdout": 2}  # prints go to standard error
+    return process.python(__name__, [life, link], *self._names, **how, env=env)
 
 
 def main(descriptors: Sequence[int], *names: str) -> NoReturn:
