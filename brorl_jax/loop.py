@@ -5,29 +5,20 @@ Read `train` from top to bottom: each step goes once around the README's figure.
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Bool, PyTree
 
+from brorl_jax import types
 from brorl_jax.many import processes
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups, collect
 from brorl_jax.runs import checkpoints, metrics, run_state
-from brorl_jax.types import (
-  Credit,
-  Finished,
-  Groups,
-  Interrupted,
-  Judgement,
-  Prompts,
-  Rollouts,
-  RunState,
-  Scores,
-  Updated,
-)
+from brorl_jax.types import Credit, Groups, Prompts, Rollouts, RunState, Updated
+from brorl_jax.verdicts.base import Values
 
 _SAVING = "time/checkpoint_s"  # for which saving held up the loop
 
@@ -50,7 +41,7 @@ class Stages(NamedTuple):
   # (params, feed, key), and if they may cross the step what crosses: to the
   # host.
   rollouts: Callable[..., Iterator[tuple[Prompts, Rollouts]]]
-  scores: Callable[[int, Prompts, Rollouts], Scores]
+  scores: Callable[[int, Prompts, Rollouts], types.Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
   advantages: Callable[[Groups, RunState], Credit]
   # The last one is asked before each batch whether to raise Interrupted.
@@ -59,8 +50,7 @@ class Stages(NamedTuple):
   ]
   # Run state, metrics, samples, update -> run state, what it says of the step
   guard: Callable[
-    [RunState, Mapping[str, Any], SampledGroups, Updated],
-    tuple[RunState, Judgement],
+    [RunState, Values, SampledGroups, Updated], tuple[RunState, types.Judgement]
   ]
   # After update and evaluation: may make the policy the new reference. The text
   # is the reason, None without a reset.
@@ -86,25 +76,21 @@ class StepRecorder(Protocol):
   def start(self, done: int) -> None:
     """Drop what was written after step `done`; -1 drops everything."""
 
-  def event(self, step: int, what: Mapping[str, Any]) -> None:
+  def event(self, step: int, what: Values) -> None:
     """Record something that does not happen in every step."""
 
   def step(
-    self,
-    step: int,
-    scalars: Mapping[str, Any],
-    kept: Groups,
-    sampled: SampledGroups,
+    self, step: int, scalars: Values, kept: Groups, sampled: SampledGroups
   ) -> None:
     """Record the metrics of a step, what it was trained on and what it drew."""
 
   def dump(self, step: int, kept: Groups, credit: Credit, drawn: Groups):
     """Keep what the last step of a run was trained on, or else all it drew."""
 
-  def keep(self, step: int, finished: Finished) -> None:
+  def keep(self, step: int, finished: types.Finished) -> None:
     """Keep what was sampled of a step before it is done."""
 
-  def sampled(self, step: int) -> Finished:
+  def sampled(self, step: int) -> types.Finished:
     """What was kept of this step."""
     ...
 
@@ -166,7 +152,7 @@ def train(
   """
   state, progress, saving_s = _begun(state, store, recorder)
   key, stop, score, unsaved = jax.random.key(seed), agree(), None, False
-  before: Finished | None = None
+  before: types.Finished | None = None
   spent_up = lambda p: 0 < max_samples <= p.samples
 
   for step in range(int(state.step) + 1, steps + 1):
@@ -178,7 +164,7 @@ def train(
     before = recorder.sampled(step) if before is None else before
     try:
       sampled = _sample(stages, step, state, progress, key, asked, before)
-    except Interrupted as e:
+    except types.Interrupted as e:
       recorder.keep(step, e.finished if stages.ahead else {})
       if unsaved:
         _save(step - 1, state, progress, score, store, recorder)
@@ -195,7 +181,7 @@ def train(
     updating = stages.update, state, kept, credit, gives_up
     try:
       (state, updated), update_s = metrics.timed(*updating)
-    except Interrupted:
+    except types.Interrupted:
       if not stages.max_age:
         recorder.keep(step, sampled.chunks(stages.plan.chunk))
       raise
@@ -246,7 +232,7 @@ def _sample(
   progress: RunState,
   key: jax.Array,
   stopping: Callable[[], bool],
-  before: Finished,
+  before: types.Finished,
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
@@ -272,8 +258,8 @@ def _sample(
 def _record_events(
   recorder: StepRecorder,
   step: int,
-  changed: Mapping[str, Any] | None,
-  judged: Sequence[Mapping[str, Any]],
+  changed: Values | None,
+  judged: Sequence[Values],
   reset: str | None,
 ) -> None:
   if changed is not None:
@@ -299,7 +285,7 @@ def _save(
   score: float | None,
   store: checkpoints.Store,
   recorder: StepRecorder,
-  unfinished: Finished | None = None,
+  unfinished: types.Finished | None = None,
 ) -> float:
   """Starts to save a step; returns the seconds that this took."""
   start = time.perf_counter()
@@ -313,24 +299,15 @@ def _save(
 def _scalars(
   sampled: SampledGroups, credit: Credit, updated: Updated
 ) -> dict[str, Any]:
-  total = credit.progress
-  return {
-    **_draw_metrics(sampled),
-    **credit.metrics,
-    **updated.metrics,
-    "data/tokens_total": total.tokens,
-    "data/samples_total": total.samples,
-  }
+  out = _draw_metrics(sampled) | credit.metrics | updated.metrics
+  out["data/tokens_total"] = credit.progress.tokens
+  return out | {"data/samples_total": credit.progress.samples}
 
 
 def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   groups, spent = sampled.groups, sampled.spent
-  seen = metrics.group_metrics(
-    groups.rollouts,
-    groups.scores,
-    sampled.kept,
-    rollout_s=max(sampled.rollout_s),
-  )
+  of, slowest = (groups.rollouts, groups.scores), max(sampled.rollout_s)
+  seen = metrics.group_metrics(*of, sampled.kept, rollout_s=slowest)
   seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
   seen["sampling/surplus_prompts"] = float(sampled.surplus)
   age, mask = groups.rollouts.age, groups.rollouts.mask

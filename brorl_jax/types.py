@@ -1,7 +1,7 @@
 """The data that flows along the arrows of the figure: one struct per arrow."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -110,9 +110,42 @@ Finished = dict[Chunk, Rollouts]
 
 def by_chunk(prompts: Prompts, rollouts: Rollouts) -> Finished:
   """The rollouts of chunks, which `prompts` names."""
-  each = np.stack([prompts.index, np.asarray(prompts.first)], axis=1)
-  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], rollouts)
-  return {Chunk(*x): one(i) for i, x in enumerate(each.tolist())}
+  both = zip(each(prompts), each(rollouts), strict=True)
+  return {prompt.chunk: made for prompt, made in both}
+
+
+def each(tree: Any) -> list[Any]:
+  """What arrays, or structs of them, have of each prompt."""
+  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], tree)
+  return [one(i) for i in range(len(jax.tree.leaves(tree)[0]))]
+
+
+def behind(parts: Sequence[Any]) -> Any:
+  """Structs of some prompts behind each other."""
+  return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def without_padding(rollouts: Rollouts) -> dict[str, np.ndarray]:
+  """Arrays for files and other processes: tokens of all behind each other."""
+  out = jax.tree.map(np.asarray, rollouts)
+  names = ["tokens", "logp"] + ["age"] * (out.age is not None)
+  real = {name: getattr(out, name)[out.mask] for name in names}
+  real |= {"length": out.mask.sum(axis=2), "truncated": out.truncated}
+  return real | {"slot_steps": out.slot_steps}
+
+
+def padded(real: Mapping[str, np.ndarray], T: int) -> Rollouts:
+  """The rollouts of T places of which `without_padding` made this."""
+  mask = np.arange(T) < real["length"][..., None]
+
+  def whole(name: str) -> np.ndarray:
+    out = np.zeros(mask.shape, (tokens := real[name]).dtype)
+    out[mask] = tokens
+    return out
+
+  age = whole("age") if "age" in real else None
+  more = mask, real["truncated"], real["slot_steps"], age
+  return Rollouts(whole("tokens"), whole("logp"), *more)
 
 
 class Interrupted(Exception):

@@ -1,10 +1,10 @@
 """From verdicts to updates: reward, advantage, loss, reference, optimizer."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.config.section import Rule, Section, of_kind, phased, setting
+from brorl_jax.config import section
+from brorl_jax.config.section import Section, phased, setting, stated, usual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,51 +38,46 @@ class Reward(Section):
     "Run programs even if bubblewrap is missing or may not create namespaces. "
     "Programs then see which files exist; threads and files fail.",
   )
-  truncated_factor: float = phased(
+  truncated_factor: float = usual(
     1.0,
     "Factor on the reward of a truncated response; 1: unchanged. The ProRL v2 "
     "script of the authors and the presets of language models have 0.1.",
-    source="unknown",
   )
   mask_truncated: bool = phased(
     False, "Exclude truncated responses from baseline and loss."
   )
-  length: Literal["", "cosine", "replace", "overlong"] = phased(
+  length: Literal["", "cosine", "replace", "overlong"] = usual(
     "",
     "'cosine' is added to right responses; 'replace' is paid in place of the "
     "reward, a partial score is wrong then (ProRL v2, authors' script); "
     "'overlong', DAPO's, is added to all; '': none. BroRL does not say.",
-    source="unknown",
   )
-  length_range: tuple[float, ...] = phased(
+  length_range: tuple[float, ...] = usual(
     (-0.5, 0.0),
     "Lowest and highest of these. 'cosine': at max_new_tokens, and of an empty "
     "response. 'replace': of an empty wrong and an empty right one; at the "
     "limit they are 0 and 0.5. 'overlong': DAPO has (-1, 0).",
-    source="unknown",
   )
-  length_steps: tuple[int, ...] = phased(
+  length_steps: tuple[int, ...] = stated(
     (100, 500),
     "Steps with and without a cosine ('cosine', 'replace') and the penalty on "
     "repetition, in turn (ProRL v2); (1, 0): always with them.",
     unit="steps",
-    source="stated",
   )
   length_buffer: int = phased(
     2,
     "Tokens over which 'overlong' falls; DAPO has 4,096 of 20,480.",
     unit="tokens",
   )
-  repeat_penalty: tuple[float, ...] = phased(
+  repeat_penalty: tuple[float, ...] = usual(
     (0.0, 40),
     "Subtracted for each token that ends an n-gram which the response had "
     "before, 0: off; and the n-gram's tokens. The authors' script of ProRL v2 "
     "has 0.001; the source of its reward, arXiv 2502.03373, 40.",
     unit="per token, tokens",
-    source="unknown",
   )
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     good = all(isinstance(v, str) and ":" in v for v in self.verifier)
     must = "functions such as ('mine.py:score', 'package.module:score')"
     yield "verifier", good, must
@@ -90,25 +85,27 @@ class Reward(Section):
     yield "verifier", good, "different functions"
     yield from self.positive("timeout_s")
     limits = self.code_s
-    good = len(limits) == 2 and not any(of_kind(x, float) for x in limits)
+    good = len(limits) == 2 and not any(
+      section.of_kind(x, float) for x in limits
+    )
     good = good and 0.0 < limits[0] <= limits[1]
     yield "code_s", good, "two positive numbers, the second at least the first"
     good = 0.0 <= self.truncated_factor <= 1.0
     yield "truncated_factor", good, "between 0 and 1"
     ends = self.length_range
-    good = len(ends) == 2 and not any(of_kind(x, float) for x in ends)
+    good = len(ends) == 2 and not any(section.of_kind(x, float) for x in ends)
     # Beyond: the squares of rewards are summed in float32.
     good = good and -1e6 <= ends[0] <= ends[1] <= 1e6
     yield "length_range", good, "two ascending numbers of at most 1e6 in size"
     yield from self.at_least(1, "length_buffer")
     given = self.repeat_penalty
-    good = len(given) == 2 and not of_kind(given[0], float)
-    good = good and not of_kind(given[1], int) and given[1] >= 1
+    good = len(given) == 2 and not section.of_kind(given[0], float)
+    good = good and not section.of_kind(given[1], int) and given[1] >= 1
     good = good and 0.0 <= given[0] <= 1.0
     must = "(a number between 0 and 1, tokens of an n-gram) such as (0.001, 40)"
     yield "repeat_penalty", good, must
     steps = self.length_steps
-    good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
+    good = len(steps) == 2 and not any(section.of_kind(n, int) for n in steps)
     good = good and steps[0] >= 1 and steps[1] >= 0
     yield "length_steps", good, "two counts, the first at least 1"
 
@@ -122,7 +119,7 @@ class Reward(Section):
 class Advantage(Section):
   """Baseline and scale."""
 
-  kind: str = phased(
+  kind: str = stated(
     "tokens",
     "REINFORCE++-baseline, whitened over 'tokens' (released code) or "
     "'trajectories' (formula of the paper); 'grpo'; 'centered': reward - group "
@@ -131,7 +128,6 @@ class Advantage(Section):
     "than a quarter of n or rounds[0] leaves most groups without a gradient. "
     "Your own function, 'file.py:function', maps (reward, valid, length), each "
     "[P,N], to advantages [P,N].",
-    source="stated",
   )
   boost: float = phased(
     0.0,
@@ -145,7 +141,7 @@ class Advantage(Section):
     name, _, k = self.kind.partition(":")
     return int(k) if name == "pass_at_k" and k.isdecimal() else 0
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     good = self.k >= 1 or self.kind.partition(":")[0] != "pass_at_k"
     yield "kind", good, "'pass_at_k:K' with a number, such as 'pass_at_k:4'"
     yield from self.at_least(0, "boost")
@@ -155,7 +151,7 @@ class Advantage(Section):
 class Loss(Section):
   """The surrogate loss, its clip, and the correction for the sampler."""
 
-  kind: str = phased(
+  kind: str = stated(
     "ppo",
     "'ppo' clips the ratio of each token; 'gspo' that of the sequence, with a "
     "clip of about 3e-4; 'cispo' the weight of each token's gradient, with "
@@ -163,24 +159,18 @@ class Loss(Section):
     "'file.py:function', maps (logp [B,T], logp_old [B,T], advantage [B], mask "
     "[B,T], and clip_low, clip_high, dual_clip if it names them) to losses "
     "[B,T] or [B].",
-    source="stated",
   )
-  mean: Literal["token", "sequence", "prompt", "constant"] = phased(
+  mean: Literal["token", "sequence", "prompt", "constant"] = usual(
     "token",
     "What has equal weight: every 'token' (DAPO; with 'gspo' every sequence), "
     "'sequence' (GRPO) or 'prompt'. 'constant' divides sums over tokens by "
     "max_new_tokens (Dr. GRPO, with advantage.kind = 'centered'). KL and "
     "entropy are always means over tokens.",
-    source="unknown",
   )
-  clip_low: float = phased(
-    0.2,
-    "Lower end of the ratio is 1 - clip_low; 1: no lower end.",
-    source="stated",
+  clip_low: float = stated(
+    0.2, "Lower end of the ratio is 1 - clip_low; 1: no lower end."
   )
-  clip_high: float = phased(
-    0.28, "Upper end of the ratio is 1 + clip_high.", source="stated"
-  )
+  clip_high: float = stated(0.28, "Upper end of the ratio is 1 + clip_high.")
   dual_clip: float = phased(
     0.0,
     "With 'ppo': the loss of a token with a negative advantage A is at most "
@@ -191,22 +181,20 @@ class Loss(Section):
     "Weight of an entropy bonus. ProRL and BroRL have none.",
     unit="per nat",
   )
-  correction: Literal["none", "truncated", "banded", "sequence"] = phased(
+  correction: Literal["none", "truncated", "banded", "sequence"] = stated(
     "truncated",
     "How tokens are weighted by the ratio of trainer to sampler: 'truncated' "
     "(TIS), 'banded' (IcePop), 'sequence' (keeps or drops whole rollouts by "
     "the geometric mean of their ratios) or 'none'. BroRL has 'truncated'.",
-    source="stated",
   )
-  correction_range: tuple[float, ...] = phased(
+  correction_range: tuple[float, ...] = usual(
     (),
     "Smallest and largest ratio: 'truncated' lowers what is larger, the others "
     "drop what is outside. (): (0, 2) for 'truncated', (0.5, 5) for 'banded', "
     "(0.999, 1.002) for 'sequence'.",
-    source="unknown",
   )
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     good = 0.0 < self.clip_low <= 1.0
     yield "clip_low", good, "above 0 and at most 1; 1 is no lower end"
     yield from self.positive("clip_high")
@@ -214,7 +202,9 @@ class Loss(Section):
     yield "dual_clip", good, "above 1, the ratio of no change; or 0, no bound"
     yield from self.at_least(0, "entropy_weight")
     ratios = self.correction_range
-    good = len(ratios) in (0, 2) and not any(of_kind(x, float) for x in ratios)
+    good = len(ratios) in (0, 2) and not any(
+      section.of_kind(x, float) for x in ratios
+    )
     yield "correction_range", good, "two numbers, or ()"
     low, high = ratios or (0.0, 2.0)
     good = 0.0 <= low <= 1.0 <= high and low < high
@@ -229,20 +219,18 @@ class Loss(Section):
 class Reference(Section):
   """Weight of the KL term, and when the policy becomes the reference."""
 
-  kl_weight: float = phased(
+  kl_weight: float = usual(
     1e-4,
     "Weight of the KL term (k2). If it is 0 in all phases, no reference is "
     "kept. Public recipes of ProRL v2 have 1e-4, the authors' script 5e-4, its "
     "port to NeMo-RL 3e-4.",
     unit="per nat",
-    source="unknown",
   )
-  reset_every: int = phased(
+  reset_every: int = usual(
     300,
     "Steps after which the policy becomes the reference; 0: never. ProRL v2 "
     "has 200 to 500.",
     unit="steps",
-    source="unknown",
   )
   reset_stalled: int = phased(
     0, "Reset after this many evaluations without a better score; 0: never."
@@ -254,7 +242,7 @@ class Reference(Section):
     "score of the run, which stays in a checkpoint (ProRL).",
   )
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     yield from self.at_least(0, "kl_weight")
     yield from self.at_least(0, "reset_every", "reset_stalled", zero="never")
 
@@ -274,11 +262,10 @@ class Optim(Section):
   max_grad_norm: float = setting(
     1.0, "Norm above which gradients are scaled down.", source="unknown"
   )
-  minibatches: int = phased(
+  minibatches: int = usual(
     2,
     "Optimizer updates per step, each on whole groups. Both runs of BroRL have "
     "the same number; ProRL has 4.",
-    source="unknown",
   )
   rows: int = phased(
     32,
@@ -290,17 +277,14 @@ class Optim(Section):
     "Blocks per microbatch of the longest responses, a multiple of the rows of "
     "the mesh. 0: one for each row.",
   )
-  lr: float = phased(
-    3e-4,
-    "Learning rate after the warm-up. BroRL does not state it.",
-    source="unknown",
+  lr: float = usual(
+    3e-4, "Learning rate after the warm-up. BroRL does not state it."
   )
-  lr_samples: int = phased(
+  lr_samples: int = stated(
     0,
     "Samples per step for which lr holds; the rate grows with the square root "
     "of sampling.samples / lr_samples (BroRL). 0: lr as it is.",
     unit="rollouts",
-    source="stated",
   )
   warmup: int = phased(
     5, "Updates at the start in which lr rises from 0.", unit="updates"
@@ -312,8 +296,10 @@ class Optim(Section):
     unit="standard deviations",
   )
 
-  def rules(self) -> Iterator[Rule]:
-    some = [x for x in self.betas if not of_kind(x, float) and 0.0 <= x < 1.0]
+  def rules(self) -> section.Rules:
+    some = [
+      x for x in self.betas if not section.of_kind(x, float) and 0.0 <= x < 1.0
+    ]
     good = len(some) == len(self.betas) == 2
     yield "betas", good, "two numbers of at least 0 and below 1"
     yield from self.at_least(1, "minibatches")

@@ -2,10 +2,11 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from brorl_jax.config.section import Rule, Section, evaluated, phased, setting
+from brorl_jax.config import section
+from brorl_jax.config.section import Section, evaluated, phased, setting, usual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class DomainConfig(Section):
     "fraction of parts that are right.",
   )
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     yield from self.at_least(0, "weight")
 
 
@@ -91,7 +92,7 @@ class DataConfig(Section):
     "those of an embedded policy.",
   )
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     for name in ("files", "heldout_files"):
       good = all(isinstance(p, str) and p for p in getattr(self, name))
       yield name, good, "paths such as ('a.jsonl', 'b.parquet')"
@@ -165,10 +166,9 @@ class Sampling(Section):
     "result. 0: max_new_tokens.",
     unit="tokens",
   )
-  temperature: float = phased(
+  temperature: float = usual(
     1.0,
     "Sampling temperature. At 1 the sampler's distribution is the trainer's.",
-    source="unknown",
   )
 
   @property
@@ -185,7 +185,7 @@ class Sampling(Section):
   def per_prompt(self) -> str:
     return f"{self.n}" if self.chunk == self.n else f"{self.chunk} to {self.n}"
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     yield from self.at_least(1, "n", "samples", "max_new_tokens")
     yield from self.at_least(1, "stop_right")
     whole = all(type(m) is int for m in self.rounds)
@@ -205,20 +205,18 @@ class Sampling(Section):
 class Filter(Section):
   """The groups that a step trains on, chosen by their raw rewards."""
 
-  keep: str = phased(
+  keep: str = usual(
     "differ",
     "'differ': groups whose rewards are not all equal; 'solved': groups with "
     "some rewards of 1 and others; 'all': no dynamic sampling. For rewards of "
     "0 and 1 the first two are the same. Your own function, "
     "'file.py:function', maps (reward [P,N], valid [P,N]) to a mask [P].",
-    source="unknown",
   )
-  max_oversampling: int = phased(
+  max_oversampling: int = usual(
     10,
     "A step draws at most this many times its target number of prompts. "
     "BroRL's pass rate of 62 % needs 1.6.",
-    source="unknown",
   )
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> section.Rules:
     yield from self.at_least(1, "max_oversampling")

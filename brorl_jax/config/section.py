@@ -21,6 +21,7 @@ from typing import Any, Literal
 Source = Literal["stated", "unknown", "ours"]
 # A field, whether its value is valid, and what it must be.
 Rule = tuple[str, bool, str]
+Rules = Iterator[Rule]
 
 # Integers below it are exact as a float and in any reader of JSON; beyond the
 # range of a machine's integers they would only fail later.
@@ -61,9 +62,12 @@ def setting(default: Any, why: str, **more: Any) -> Any:
   return dataclasses.field(**given, metadata={"about": About(why, **more)})
 
 
-# Declare a field that a phase may change, that a run which resumes may have
-# otherwise, or that affects how held-out prompts are sampled.
+# Declare a field that a phase may change (and where its default comes from),
+# that a run which resumes may have otherwise, or that affects how held-out
+# prompts are sampled.
 phased = functools.partial(setting, phased=True)
+stated = functools.partial(phased, source="stated")
+usual = functools.partial(phased, source="unknown")
 free = functools.partial(setting, free=True)
 evaluated = functools.partial(setting, evaluated=True)
 
@@ -81,18 +85,18 @@ class Section:
       if not good:
         raise Wrong(name, getattr(self, name), must)
 
-  def rules(self) -> Iterator[Rule]:
+  def rules(self) -> Rules:
     """The conditions that the values of this section must meet."""
     yield from ()
 
-  def at_least(self, least: int, *names: str, zero: str = "") -> Iterator[Rule]:
+  def at_least(self, least: int, *names: str, zero: str = "") -> Rules:
     """Rules that fields are at least `least`; `zero` says what 0 means."""
     must = f"at least {least}" if least else "0 or positive"
     for name in names:
       good = getattr(self, name) >= least
       yield name, good, f"positive, or 0: {zero}" if zero else must
 
-  def positive(self, *names: str) -> Iterator[Rule]:
+  def positive(self, *names: str) -> Rules:
     """The rule that each of these fields is above 0."""
     for name in names:
       yield name, getattr(self, name) > 0.0, "positive"
@@ -120,12 +124,8 @@ def of_kind(value: Any, kind: Any) -> str:
   return ""
 
 
-_NAMES = {
-  bool: "True or False",
-  str: "text in UTF-8",
-  tuple: "a tuple",
-  Mapping: "a dict",
-}
+_NAMES = {bool: "True or False", str: "text in UTF-8", tuple: "a tuple"}
+_NAMES |= {Mapping: "a dict"}
 
 
 def _shown(value: Any) -> str:

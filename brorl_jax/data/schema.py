@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from brorl_jax.verdicts import own, strict_json
-from brorl_jax.verdicts.base import Domain, Example
+from brorl_jax.verdicts.base import Domain, Example, Values
 from brorl_jax.verdicts.strict_json import Refused, did_you_mean, kind, show
 
+Domains = Mapping[str, Domain]
+_Messages = tuple[dict[str, str], ...]
 MAX_PROMPT = 100_000  # characters of all messages together
 ROLES = ("system", "user", "assistant")
 COMMON = ("id", "domain", "prompt", "messages", "source")
@@ -66,10 +68,8 @@ def form(
       both = f"{entry or 'all other files'}: {hows[entry]!r} and {part!r}"
       raise ValueError(f"{both} are given; keep one")
     hows[entry] = part.removeprefix(f"{entry}=").strip()
-  made = {
-    entry: dataclasses.replace(plain, **{"how": how, **_how(how, fields)})
-    for entry, how in hows.items()
-  }
+  of = lambda how: {"how": how, **_how(how, fields)}
+  made = {k: dataclasses.replace(plain, **of(how)) for k, how in hows.items()}
   return dataclasses.replace(made.pop("", plain), entries=made)
 
 
@@ -83,7 +83,7 @@ def _how(how: str, fields: Collection[str]) -> dict[str, Any]:
   return {"function": function, "digest": digest, "how": f"{place}:{name}"}
 
 
-def record(row: Mapping[str, Any] | Refused, form: Form) -> Mapping[str, Any]:
+def record(row: Values | Refused, form: Form) -> Values:
   """The record that a form's function makes of a row; the row without one.
 
   A ValueError of the function means that the row has no example: it is raised
@@ -128,14 +128,14 @@ def parse(text: str, known: Collection[str]) -> dict[str, str]:
   return out
 
 
-def known(domains: Mapping[str, Domain]) -> list[str]:
+def known(domains: Domains) -> list[str]:
   """All fields that records of these domains may have."""
   own = (field for domain in domains.values() for field in domain.fields)
   return [*dict.fromkeys((*COMMON, *own))]
 
 
 def renamed(
-  record: Mapping[str, Any], names: Mapping[str, str]
+  record: Values, names: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """The fields that `names` maps to columns, and the other columns.
 
@@ -149,9 +149,7 @@ def renamed(
   return {field: at(column, field) for field, column in names.items()}, others
 
 
-def _at(
-  record: Mapping[str, Any], column: str, field: str, others: Mapping[str, Any]
-) -> Any:
+def _at(record: Values, column: str, field: str, others: Values) -> Any:
   """A value inside of objects; only `others` are offered as its column."""
   value: Any = record
   for part in column.split("."):
@@ -215,11 +213,7 @@ def with_column(refused: Refused, form: Form) -> Refused:
 
 
 def example(
-  record: Mapping[str, Any],
-  source: str,
-  name: str,
-  domains: Mapping[str, Domain],
-  form: Form,
+  record: Values, source: str, name: str, domains: Domains, form: Form
 ) -> Example:
   """A record's example, or Refused; `source`, `name` are default source, id."""
   values, others = renamed(record, form.names)
@@ -275,7 +269,7 @@ def example(
 
 
 def _domain(
-  record: Mapping[str, Any], domains: Mapping[str, Domain], form: Form
+  record: Values, domains: Domains, form: Form
 ) -> tuple[Domain, bool]:
   """The domain of a record, and whether it is the config's default.
 
@@ -309,10 +303,7 @@ def _no_fields(values: Mapping, form: Form, foreign: bool) -> list[str]:
 
 
 def _refuse_columns(
-  domain: Domain,
-  domains: Mapping[str, Domain],
-  values: Mapping[str, Any],
-  others: Mapping[str, Any],
+  domain: Domain, domains: Domains, values: Values, others: Values
 ) -> None:
   """Refuses misspelt optional fields, and optional ones of other domains."""
   for other in domains.values():
@@ -330,7 +321,7 @@ def _is_name(value: Any) -> bool:
   return isinstance(value, str) and bool(_NAME.fullmatch(value))
 
 
-def _field_name(record: Mapping[str, Any], field: str) -> str:
+def _field_name(record: Values, field: str) -> str:
   value = record[field]
   if not isinstance(value, str):
     raise Refused(field, f"{kind(value)}; write it as text")
@@ -340,9 +331,7 @@ def _field_name(record: Mapping[str, Any], field: str) -> str:
   return value
 
 
-def _messages(
-  record: Mapping[str, Any], others: Mapping[str, Any]
-) -> tuple[dict[str, str], ...]:
+def _messages(record: Values, others: Values) -> _Messages:
   if "prompt" in record and "messages" in record:
     raise Refused("prompt", "given as well as messages; keep one")
   if "prompt" not in record and "messages" not in record:
@@ -370,10 +359,8 @@ def _messages(
 
 
 def _with_choices(
-  messages: tuple[dict[str, str], ...],
-  values: dict[str, Any],
-  wrong: Mapping[str, Any],
-) -> tuple[dict[str, str], ...]:
+  messages: _Messages, values: dict[str, Any], wrong: Values
+) -> _Messages:
   """Adds to a question the choices that stand in columns of their own.
 
   A hash of the question shuffles them; `values` get choices and letter.

@@ -214,9 +214,8 @@ def check_flags() -> None:
   mode, given = _MODE.value, _WORKDIR.value
   for its, flag in [(m, f) for m, some in _OF_MODE.items() for f in some]:
     if mode != its and flag.present:
-      raise UserError(
-        f"--{flag.name} is for --mode={its}, not --mode={mode}; leave it out"
-      )
+      where = f"--mode={its}, not --mode={mode}"
+      raise UserError(f"--{flag.name} is for {where}; leave it out")
   if _BEGIN_AGAIN.value and _FROM_STEP.value is not None:
     both = "--begin_again and --from_step"
     raise UserError(f"{both} exclude each other; leave out one")
@@ -279,12 +278,10 @@ def run_mode(workdirs: list[pathlib.Path], c: Config | None) -> None:
     from brorl_jax.plan import resolve
 
     resumes = None if _BEGIN_AGAIN.value else workdir
-    stopped = train.run(
-      resolve.resolve(c, resolve.here(c.devices), resumes), workdir,
-      allow_change=_ALLOW_CHANGE.value, begin_again=_BEGIN_AGAIN.value,
-      from_step=_FROM_STEP.value, profile_step=_PROFILE.value,
-    )  # fmt: skip
-    if stopped is not None:
+    this = resolve.resolve(c, resolve.here(c.devices), resumes)
+    how = {x.name: x.value for x in (_BEGIN_AGAIN, _FROM_STEP, _PROFILE)}
+    how["allow_change"] = _ALLOW_CHANGE.value
+    if train.run(this, workdir, **how) is not None:
       sys.exit(train.processes.STOPPED)
   elif c and mode == "evaluate":
     from brorl_jax.main import evaluate

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax import config, evaluate
 from brorl_jax.data import dataset
+from brorl_jax.data.dataset import Data
 from brorl_jax.errors import AGAIN, StorageError, UserError, as_user_error
 from brorl_jax.main import recorder
 from brorl_jax.plan import checkpoint_source, resolve
@@ -24,10 +25,8 @@ from brorl_jax.verdicts.base import MADE, Example
 from brorl_jax.verdicts.domains import DOMAINS
 
 # Only prompts are compared with the training: reference answers need no check.
-_UNTRIED = {
-  name: dataclasses.replace(domain, check_reference=dict)
-  for name, domain in DOMAINS.items()
-}
+_untried = lambda domain: dataclasses.replace(domain, check_reference=dict)
+_UNTRIED = {name: _untried(domain) for name, domain in DOMAINS.items()}
 
 
 def run(this: Evaluation, workdir: pathlib.Path) -> None:
@@ -91,13 +90,15 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   scorer = Scorer(c.reward, examples)
   resolve.refuse_changes(folder.stored(workdir, "functions"), scorer.functions)
   entries = {
-    "evaluated": evaluated, "data": examples.fingerprint,
-    "functions": scorer.functions, "left_out": examples.left_out,
-    "sandbox": scorer.sandbox, "memory_bytes": this.policy.target.memory_bytes,
-  }  # fmt: skip
-  sample = functools.partial(
-    recorder.records, this, c, this.heldout, examples, scorer, params, held
-  )
+    "evaluated": evaluated,
+    "data": examples.fingerprint,
+    "functions": scorer.functions,
+    "left_out": examples.left_out,
+    "sandbox": scorer.sandbox,
+    "memory_bytes": this.policy.target.memory_bytes,
+  }
+  of = this, c, this.heldout, examples, scorer, params, held
+  sample = functools.partial(recorder.records, *of)
   log_lines = [*examples.log_lines, *leaked, *scorer.log_lines]
   log_lines.append(f"{_name(evaluated)}: {len(held)} prompts x {c.eval.n}")
   return _Parts(held, scorer, sample, entries, log_lines)
@@ -109,9 +110,7 @@ def _name(evaluated: Mapping[str, Any]) -> str:
   return f"{where}{step} (weights {evaluated['weights'][:8]})"
 
 
-def _sampled(
-  this: Evaluation, path: pathlib.Path, parts: _Parts
-) -> list[dict[str, Any]]:
+def _sampled(this: Evaluation, path: pathlib.Path, parts: _Parts) -> list:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
   n, how = this.config.eval.n, this.heldout.only(len(parts.heldout))
@@ -156,9 +155,7 @@ def _whole(
   return records if whole else records[: len(records) // chunk * chunk]
 
 
-def refuse_trained_on(
-  starts: Sequence[Start], evaluated: dataset.Data
-) -> list[str]:
+def refuse_trained_on(starts: Sequence[Start], evaluated: Data) -> list[str]:
   """Refuses prompts that training used or could have drawn.
 
   A run that was resumed with other files was trained on all of them. Examples
@@ -188,7 +185,7 @@ def refuse_trained_on(
   return [*log_lines]
 
 
-def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
+def _trained_on(start: Start) -> tuple[Data, list[str]]:
   examples, places, missing = [], [], []
   for path, digest in start.files.items():
     how, of_function = start.forms[path]
@@ -209,7 +206,7 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
     read = dataset.trained_on(read, one_in=start.heldout_one_in)
     examples += read.examples
     places += read.places
-  return dataset.Data(examples, places), missing
+  return Data(examples, places), missing
 
 
 def table(summary: Mapping[str, Any]) -> str:

@@ -35,9 +35,8 @@ def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   starts = [one._asdict() for one in checkpoint_source.starts(which)]
   text = checkpoint_source.read_tokenizer(which, c.chat_template)
   mesh = meshes.make_mesh()  # on any machine
-  policy, params, step = checkpoint_source.load_run(
-    which, mesh, dtype="float32"
-  )
+  found = checkpoint_source.load_run(which, mesh, dtype="float32")
+  policy, params, step = found
   # An evaluation compares its held-out prompts with this.
   record = json.dumps({"starts": starts}, indent=2) + "\n"
   also = {checkpoint_source.TRAINED_ON: record}

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import functools
 import itertools
-import operator
 import os
 import pathlib
 import platform
@@ -32,8 +31,8 @@ from brorl_jax.runs import folder, intact, lines, metrics
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.types import Chunk, Finished
-from brorl_jax.verdicts.base import Example
+from brorl_jax.types import Chunk, Credit, Finished, Groups, Rollouts
+from brorl_jax.verdicts.base import Example, Values
 
 _SAMPLES = 4  # rollouts of a step in samples.jsonl
 # Characters of a prompt or a response: on the terminal, and on trackers.
@@ -67,9 +66,7 @@ def records(
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
   how = how.only(-(-len(prompts) // jax.process_count()))
 
-  def rollouts(
-    params: PyTree, part: Sequence[Example], start: int
-  ) -> types.Rollouts:
+  def rollouts(params: PyTree, part: Sequence[Example], start: int) -> Rollouts:
     index = np.arange(start, start + len(part), dtype=np.int32)
     asked = examples.pad(part, index)
     of = lambda prompts: [part[i - start] for i in prompts.index]
@@ -77,15 +74,10 @@ def records(
     some = [reply] * scorer.episodes
     return sampling.sample_heldout(this, c, how, params, asked, key, *some)
 
-  return evaluate.evaluate(
-    sharding.local_copy(params, sharding.local_mesh(this.mesh)),
-    prompts,
-    rollouts=rollouts,
-    score_responses=scorer.score_responses,
-    texts=scorer.texts,
-    chunk=how.load.prompts,
-    first=first,
-  )
+  own = sharding.local_copy(params, sharding.local_mesh(this.mesh))
+  more: dict[str, Any] = {"score_responses": scorer.score_responses}
+  more |= {"texts": scorer.texts, "chunk": how.load.prompts, "first": first}
+  return evaluate.evaluate(own, prompts, rollouts=rollouts, **more)
 
 
 def records_of_step(
@@ -120,7 +112,7 @@ def last_word(path: pathlib.Path) -> str | None:
   return said
 
 
-def _for_memory(workdir: pathlib.Path, begun: Mapping[str, Any]) -> str | None:
+def _for_memory(workdir: pathlib.Path, begun: Values) -> str | None:
   """What shows that a process was killed for memory, or None: the kernel killed
   one in its control groups, or its steps had nearly all that was available.
   """
@@ -154,15 +146,15 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
   heldout: Sequence[Example]
   # (step, parameters, held-out examples) -> records
   measure: Callable[[int, PyTree, Sequence[Example]], evaluate.Chunks]
-  changed: Mapping[str, Any]  # fields that the previous start had otherwise
-  entries: Mapping[str, Any]  # of config.json, besides the config
+  changed: Values  # fields that the previous start had otherwise
+  entries: Values  # of config.json, besides the config
   # Worker processes replaced since the last call, by reason.
   replaced: Callable[[], Mapping[str, int]] = dict
   profile_step: int | None = None  # whose trace is written to profile/
   # By which the next start knows that this one was killed for memory.
-  memory: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  memory: Values = dataclasses.field(default_factory=dict)
   # What is told of each step.
-  told: Callable[[int, Mapping[str, Any]], None] = lambda *_: None
+  told: Callable[[int, Values], None] = lambda *_: None
   started = False  # whether a file may have been changed
   stopped = False  # set if a signal ended the run before its last step
   _open = _tracing = False  # the files are open in process 0 alone
@@ -215,14 +207,8 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     self._events = opened(workdir / "events.jsonl", keep=of_process)
     self._curve = opened(workdir / "eval" / "curve.jsonl")
     self._records = opened(workdir / "eval" / "records.jsonl")
-    self._writer = metrics.Writer(
-      workdir,
-      after=done,
-      steps=c.run.steps,
-      warn=self.warn,
-      wandb=c.run.wandb,
-      config=values,
-    )
+    how = {"warn": self.warn, "wandb": c.run.wandb, "config": values}
+    self._writer = metrics.Writer(workdir, after=done, steps=c.run.steps, **how)
     self._files = [self._samples, self._visits, self._events, self._curve]
     self._files += [self._records, self._writer]
     self._last = self._began = max(done, 0)
@@ -274,24 +260,20 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     for file in self._files:
       file.sync()
 
-  def event(self, step: int, what: Mapping[str, Any]) -> None:
+  def event(self, step: int, what: Values) -> None:
     if not self._open:
       return
     self._write(step, what)
     more = ", ".join(f"{k}: {v}" for k, v in what.items() if k != "event")
     self._writer.say(step, f"{what['event']}: {what.get('why') or more}")
 
-  def _write(self, step: int, what: Mapping[str, Any]) -> None:
+  def _write(self, step: int, what: Values) -> None:
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     at = at.replace("+00:00", "Z")
     self._events.write({"step": step, "time": at, **what})
 
   def step(
-    self,
-    step: int,
-    scalars: Mapping[str, Any],
-    kept: types.Groups,
-    sampled: SampledGroups,
+    self, step: int, scalars: Values, kept: Groups, sampled: SampledGroups
   ) -> None:
     if not self._open:
       return
@@ -323,11 +305,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
       self.event(step, {**event, "task": task, "why": why})
 
   def dump(
-    self,
-    step: int,
-    kept: types.Groups,
-    credit: types.Credit,
-    drawn: types.Groups,
+    self, step: int, kept: Groups, credit: Credit, drawn: Groups
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.
 
@@ -338,14 +316,12 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     trained = {"advantage": credit.advantage, "counts": credit.counts}
     if not len(credit.advantage):
       kept, trained = drawn, {}
-    out = kept.rollouts
     # Without padding: 128 x 512 responses of 15,360 tokens would be 9 GB.
+    real = types.without_padding(kept.rollouts)
     arrays = {
       "prompt": kept.prompts.tokens,
       "prompt_mask": kept.prompts.mask,
-      "tokens": out.tokens[out.mask],
-      "logp": out.logp[out.mask],
-      "length": out.mask.sum(axis=2),
+      **{name: real[name] for name in ("tokens", "logp", "length")},
       "reward": kept.scores.reward,
       **trained,
     }
@@ -365,19 +341,13 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     if not finished and not self.c.run.max_age:
       return
     every = [*finished.values()]
-    of = lambda take: np.concatenate([take(x) for x in every])
     part = self.workdir / "sampled" / f"part.{jax.process_index()}.npz"
     part.parent.mkdir(exist_ok=True)
     arrays: dict[str, Any] = {"key": self._key, "chunks": np.array([*finished])}
     arrays["processes"] = jax.process_count()
     if every:
       arrays["most"] = every[0].mask.shape[2]
-      arrays["length"] = of(lambda x: x.mask.sum(axis=2))
-      tokens = ["tokens", "logp"] + ["age"] * (every[0].age is not None)
-      for name in tokens:
-        arrays[name] = of(lambda x, name=name: getattr(x, name)[x.mask])
-      for name in ("truncated", "slot_steps"):
-        arrays[name] = of(operator.attrgetter(name))
+      arrays |= types.behind([*map(types.without_padding, every)])
     np.savez(part, allow_pickle=False, **arrays)
     with part.open("rb") as file:
       os.fsync(file.fileno())  # before the checkpoint that it belongs to
@@ -400,7 +370,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
     other steps are removed; one that cannot be read is left out. With a max_age
     that raises UserError, unless the start changes the config.
     """
-    found, count, age = dict[Chunk, types.Rollouts](), 1, self.c.run.max_age
+    found, count, age = dict[Chunk, Rollouts](), 1, self.c.run.max_age
     goes_on = age > 0 and step > 1
     crosses = goes_on and not self.changed
     of = lambda i: self.workdir / "sampled" / f"step_{step}.{i}.npz"
@@ -442,14 +412,9 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
       for task, numbers in domain["by_task"].items()
     }
     self._records.write(*({"step": step, **record} for record in found))
-    line = {
-      "step": step,
-      "pass_at_1": mean,
-      "half_width": half,  # of the 95 % interval; None with one prompt
-      "by_family": by_family,
-      "rates": rates,
-      "summary": summary,
-    }
+    line = {"step": step, "pass_at_1": mean}
+    line["half_width"] = half  # of the 95 % interval; None with one prompt
+    line |= {"by_family": by_family, "rates": rates, "summary": summary}
     self._curve.write(line)
     before = lines.each_line(self.workdir / "eval" / "curve.jsonl")
     if step and (why := inversion(next(before, line), line)) is not None:
@@ -499,7 +464,7 @@ class Recorder(contextlib.AbstractContextManager["Recorder"]):
         self._write(self._last, event)
 
 
-def inversion(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def inversion(first: Values, now: Values) -> str | None:
   """Both changes, if more held-out responses are right and fewer prompts have a
   right one, each outside the 95 % interval of the same prompts; else None.
   """
@@ -521,7 +486,7 @@ def inversion(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def samples(
-  step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
+  step: int, kept: Groups, drawn: Groups, examples: Examples
 ) -> Iterator[dict[str, Any]]:
   """A response to each of some prompts, right and wrong ones in turn: the first
   prompts that the step trains on, then the first of the others.
@@ -569,13 +534,9 @@ def visits(
   }
   for i, p in enumerate(prompts.index.tolist()):
     example = examples.example(step, p)
-    yield {
-      "step": step,
-      "id": example.id,
-      "task": example.task,
-      **{name: int(count[i]) for name, count in counts.items()},
-      "kept": bool(sampled.kept[i]),
-    }
+    line = {"step": step, "id": example.id, "task": example.task}
+    line |= {name: int(count[i]) for name, count in counts.items()}
+    yield line | {"kept": bool(sampled.kept[i])}
 
 
 def _lost(path: pathlib.Path, why: str) -> UserError:
@@ -593,18 +554,9 @@ def read_sampled(path: pathlib.Path, key: str) -> tuple[Finished, int]:
     count = int(file["processes"])
     if str(file["key"]) != key or not len(file["chunks"]):
       return {}, count
-    length, tokens, logp = (file[x] for x in ("length", "tokens", "logp"))
-    mask = np.arange(file["most"]) < length[..., None]
-    found = [tokens, logp, *(file[x] for x in ("age",) if x in file)]
-    whole = [np.zeros(mask.shape, x.dtype) for x in found]
-    for to, real in zip(whole, found, strict=True):
-      to[mask] = real
-    age = whole[2] if len(whole) > 2 else None
-    more = file["truncated"], file["slot_steps"], age
-    out = types.Rollouts(whole[0], whole[1], mask, *more)
-    chunks = [Chunk(int(p), int(n)) for p, n in file["chunks"]]
-  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], out)
-  return {chunk: one(i) for i, chunk in enumerate(chunks)}, count
+    out = types.padded(file, int(file["most"]))
+    chunks = [Chunk(*chunk) for chunk in file["chunks"].tolist()]
+  return dict(zip(chunks, types.each(out), strict=False)), count
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:

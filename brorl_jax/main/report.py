@@ -75,9 +75,8 @@ def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
   # Another seed makes other puzzles of the same tasks, whose ids say nothing.
   same = first.puzzle_seed == other.puzzle_seed
   stored = lambda one, at: same or at[1] not in one.generated
-  asked = [
-    {k: at for k, at in x.prompts.items() if stored(x, at)} for x in both
-  ]
+  of = lambda x: {k: at for k, at in x.prompts.items() if stored(x, at)}
+  asked = [of(one) for one in both]
   yield from _sets("held-out prompt", *map(set, asked))
   for id, where in asked[0].items():
     if asked[1][id] != where:

@@ -82,9 +82,8 @@ class TextPolicy:
       must = "a conversation is a list: use [message]"
       raise ValueError(f"prompts is one message; {must}")
     prompts = prompts if isinstance(prompts, str) else [*prompts]
-    is_single = isinstance(prompts, str) or any(
-      isinstance(m, Mapping) for m in prompts
-    )
+    is_single = isinstance(prompts, str)
+    is_single = is_single or any(isinstance(m, Mapping) for m in prompts)
     responses = [*self.each([prompts] if is_single else prompts, n, **how)]
     return responses[0] if is_single else responses
 
@@ -249,9 +248,8 @@ def load(
     which = which._replace(step=step)
   ran = checkpoint_source.ran(which)
   dtype = dtype or (ran.dtype if ran else "float32")
-  policy, params, step = checkpoint_source.load(
-    which, None, dtype=dtype, param_dtype=dtype
-  )
+  how = {"dtype": dtype, "param_dtype": dtype}
+  policy, params, step = checkpoint_source.load(which, None, **how)
   text = checkpoint_source.read_tokenizer(which)
   checkpoint_source.check_vocabulary(which.source, text, policy)
   if ran is None:
@@ -289,9 +287,8 @@ def _read(path: str, where: str) -> Sequence[str | Example]:
   if path.endswith((".jsonl", ".parquet")):
     form = schema.PLAIN
     if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
-      form = examples.file_form(
-        ran.fields, ran.domain, own=ran.own, entries=[*ran.entries, path]
-      )
+      how = {"own": ran.own, "entries": [*ran.entries, path]}
+      form = examples.file_form(ran.fields, ran.domain, **how)
     return dataset.read(path, form=form, domains=DOMAINS).examples
   try:
     lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
@@ -334,9 +331,9 @@ def _answer(
     for n, (one, verdict) in enumerate(zip(responses, verdicts, strict=True)):
       if plain:
         _show(f"[{n + 1}] " * (len(responses) > 1), one, verdict)
-      else:
-        line = _as_json(n, text, question, one, verdict)
-        print(json.dumps(line, ensure_ascii=False))
+        continue
+      line = _as_json(n, text, question, one, verdict)
+      print(json.dumps(line, ensure_ascii=False))
     sys.stdout.flush()
   if count:
     share = f"{right} of {count} responses are right ({right / count:.1%})"

@@ -41,13 +41,13 @@ from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import Interrupted, State
 from brorl_jax.verdicts import own
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import Example, Values
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 _STOPS = (FloatingPointError, loop.RunEnded, dynamic_sampling.TooManyInvalid)
 # Called after each step with its number and metrics; True ends the run.
-Callback = Callable[[int, Mapping[str, Any]], Any]
+Callback = Callable[[int, Values], Any]
 # A network's file system may show a file late.
 _SEEN_S = 30
 
@@ -72,7 +72,7 @@ def run(
   if profile_step not in (None, *range(1, c.run.steps + 1)):
     steps = f"1 to {c.run.steps}"
     raise UserError(f"--profile_step={profile_step} is no step of {steps}")
-  changed: Mapping[str, Any] = {}
+  changed: Values = {}
   if begin_again:
     folder.files(workdir)  # refuses those of others
   else:
@@ -137,9 +137,8 @@ def _parts(
   same = decisions(this.config, examples.fingerprint, named, source)
   processes.require_same(same)
   # Last, because loading takes longest.
-  _, params = huggingface.load(
-    source, dtype=this.config.policy.dtype, mesh=this.mesh
-  )
+  dtype = this.config.policy.dtype
+  _, params = huggingface.load(source, dtype=dtype, mesh=this.mesh)
   if this.policy.lora_rank:
     base = checkpoint_source.base_digest(source, params, base)
   state = states.initial_state(
@@ -214,7 +213,7 @@ def _train(
   this: Run,
   workdir: pathlib.Path,
   parts: _Parts,
-  changed: Mapping[str, Any],
+  changed: Values,
   from_step: int | None,
   profile_step: int | None,
   callbacks: Sequence[Callback],
@@ -292,11 +291,7 @@ def _memory(this: Run) -> dict[str, Any]:
 
 
 def _ended(
-  error: Exception,
-  changed: Mapping[str, Any],
-  good: int | None,
-  *,
-  started: bool,
+  error: Exception, changed: Values, good: int | None, *, started: bool
 ) -> UserError:
   if isinstance(error, OSError):
     step = "none" if good is None else good
@@ -328,10 +323,7 @@ def finish(workdir: pathlib.Path) -> None:
 
 
 def decisions(
-  c: Config,
-  data: Mapping[str, Any],
-  functions: Mapping[str, Any],
-  source: pathlib.Path,
+  c: Config, data: Values, functions: Values, source: pathlib.Path
 ) -> dict[str, Any]:
   """What must be the same in all processes; of weights the sizes."""
   policy, code = hashlib.sha256(), hashlib.sha256()
@@ -429,7 +421,7 @@ class Stop:
       signal.signal(number, handler)
 
   def told_by(
-    self, callbacks: Sequence[Callback], step: int, scalars: Mapping[str, Any]
+    self, callbacks: Sequence[Callback], step: int, scalars: Values
   ) -> None:
     """Calls them all after a step; one that returns True asks for the end."""
     if any([call(step, scalars) is True for call in callbacks]):
@@ -542,9 +534,8 @@ def train(
     changed["reward.verifier"] = tuple(rewards)
   given = [data] if isinstance(data, str | os.PathLike) else [*data]
   if given and isinstance(given[0], Mapping):
-    given = [
-      _written(place.with_name(f"{place.name}.jsonl"), given, begin_again)
-    ]
+    file = place.with_name(f"{place.name}.jsonl")
+    given = [_written(file, given, begin_again)]
   if given:
     changed["data.files"] = tuple(str(path) for path in given)
   settings.require_fields(changed, c, "changes: ")
@@ -555,27 +546,18 @@ def train(
   process.take_most_of_a_gpu()
   process.keep_programs(None)
   here = resolve.here(made.devices)
-  stopped = run(
-    resolve.resolve(made, here, None if begin_again else place),
-    place,
-    allow_change=allow_config_change,
-    begin_again=begin_again,
-    rewards=rewards,
-    callbacks=callbacks,
-  )
-  return TrainedRun(place, stopped)
+  this = resolve.resolve(made, here, None if begin_again else place)
+  calls = {"rewards": rewards, "callbacks": callbacks}
+  how = {"allow_change": allow_config_change, "begin_again": begin_again}
+  return TrainedRun(place, run(this, place, **how, **calls))
 
 
-def _written(
-  path: pathlib.Path, rows: Sequence[Any], anew: bool
-) -> pathlib.Path:
+def _written(path: pathlib.Path, rows: Sequence, anew: bool) -> pathlib.Path:
   """A file of these rows; raises UserError if it has others."""
   text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
   if path.exists() and not anew and path.read_text() != text:
-    raise UserError(
-      f"{path} has other rows than data; choose another workdir, or pass "
-      "begin_again=True"
-    )
+    must = "choose another workdir, or pass begin_again=True"
+    raise UserError(f"{path} has other rows than data; {must}")
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(text)
   return path

@@ -78,9 +78,8 @@ def _keep(
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   # With their lower 31 bits flipped, negative floats sort as integers.
   rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-  above = lambda at: jnp.sum(
-    jnp.where(rank > at, weight, 0.0), -1, keepdims=True
-  )
+  of = lambda at: jnp.where(rank > at, weight, 0.0)
+  above = lambda at: jnp.sum(of(at), -1, keepdims=True)
 
   def halve(_, bounds):
     low, high = bounds  # the answer lies in (low, high]

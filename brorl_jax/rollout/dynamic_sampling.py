@@ -29,21 +29,14 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
+from brorl_jax import types
 from brorl_jax.many import processes
-from brorl_jax.types import (
-  Chunk,
-  Finished,
-  Groups,
-  Interrupted,
-  Prompts,
-  Rollouts,
-  ScoredResponse,
-  Scores,
-  by_chunk,
-)
+from brorl_jax.types import Chunk, Finished, Groups, Prompts, Rollouts, Scores
 
 # Draws of this process, as many as of any other: a board for each.
 _DRAWS = itertools.count()
+# Of the seconds of a step, see `SampledGroups.spent`.
+_PARTS = "rollout score score_wait rollout_wait process_wait".split()
 _STOP = -1  # in place of a candidate: one of the processes is to stop
 # How often a process with idle devices looks for verdicts of others.
 _LOOK_S = 0.05
@@ -59,6 +52,9 @@ _AHEAD = 1.5
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
 MAX_INVALID = 0.01
+
+
+Made = tuple[Prompts, Rollouts]  # chunks that were sampled
 
 
 class RoundPlan(NamedTuple):
@@ -95,7 +91,7 @@ def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
 
 def going_on(prompts: Prompts, made: Sequence[Rollouts]) -> Prompts:
   """Prompts whose rollouts go on from these, of one chunk each."""
-  old = jax.tree.map(lambda *x: np.concatenate(x), *made)
+  old = types.behind(made)
   both = np.stack([old.tokens, old.logp.view(np.int32)], axis=-1)
   begun = np.where(old.mask[..., None], both, -1).astype(np.int32)
   return dataclasses.replace(prompts, begun=begun)
@@ -237,49 +233,40 @@ class Candidates:
       return None
     return int(np.argmax(passed >= self._target)) + 1
 
-  def replied(
-    self, prompts: Prompts, rollouts: Rollouts
-  ) -> tuple[Prompts, Rollouts, list[Chunk]]:
+  def replied(self, made: Made) -> tuple[Made, list[Chunk]]:
     """Called by the thread with finished chunks: those whose episodes have all
     ended, and the others, which go on behind what an environment replied.
     """
     if self._reply is None:
-      return prompts, rollouts, []
-    rollouts = self._reply(prompts, rollouts)
-    self.finished |= (found := by_chunk(prompts, rollouts))
+      return made, []
+    made = made[0], self._reply(*made)
+    self.finished |= (found := types.by_chunk(*made))
     more = {c: x for c, x in found.items() if not x.whole.all()}
     self.before |= more
     ended = [i for i, chunk in enumerate(found) if chunk not in more]
-    return *jax.tree.map(lambda x: x[ended], (prompts, rollouts)), [*more]
+    return jax.tree.map(lambda x: x[ended], made), [*more]
 
-  def gathered(
-    self, prompts: Prompts, rollouts: Rollouts
-  ) -> list[tuple[Prompts, Rollouts]]:
+  def gathered(self, made: Made) -> list[Made]:
     """Called by the thread with finished chunks: the rounds that are whole now,
     those with equally many rollouts together.
     """
-    whole: dict[int, list[tuple[Prompts, Rollouts]]] = {}
-    for i in range(len(prompts.index)):
-      one, chunk = jax.tree.map(
-        lambda x, i=i: x[i : i + 1], (prompts, rollouts)
-      )
-      p, first = int(one.index[0]), one.first
+    whole: dict[int, list[Made]] = {}
+    for one, rollouts in types.each(made):
+      p, first = one.chunk
       here = self._here.setdefault(p, {})
-      here[0 if first is None else int(first[0])] = chunk
+      here[first] = rollouts
       n = len(here) * self._plan.chunk
       if self._made(p) + n < self._asked[p]:  # others of the round are missing
         continue
       ordered = [here[n] for n in sorted(self._here.pop(p))]
       whole.setdefault(n, []).append((one, _joined(*ordered)))
-    behind = lambda *x: np.concatenate(x)
-    return [jax.tree.map(behind, *some) for some in whole.values()]
+    return [types.behind(some) for some in whole.values()]
 
   def scored(self, round: Groups) -> tuple[list[Groups], list[Chunk]]:
     """Called by the thread with rounds: groups that stop, further chunks."""
     whole: list[Groups] = []
     more: list[Chunk] = []
-    for i in range(len(round.prompts.index)):
-      one = jax.tree.map(lambda x, i=i: x[i : i + 1], round)
+    for one in types.each(round):
       p = int(one.prompts.index[0])
       before = self._rounds.setdefault(p, [])
       before.append(one)
@@ -374,7 +361,7 @@ class Candidates:
   def add_finished(self, prompts: Prompts, rollouts: Rollouts) -> None:
     """Has chunks judged that have ended."""
     assert self.submit is not None
-    found = by_chunk(prompts, rollouts)
+    found = types.by_chunk(prompts, rollouts)
     if self._age:
       rollouts = self._aged([*found], rollouts)
     else:
@@ -455,22 +442,22 @@ class SharedCandidates(Candidates):
         time.sleep(_LOOK_S)
 
   def publish(self, p: int, good: bool) -> None:
-    self._board.write(
-      i := self._place[p], f"{good:d} {float(super()._time(i))}"
-    )
+    i = self._place[p]
+    self._board.write(i, f"{good:d} {float(super()._time(i))}")
 
   def end(self) -> int:
     """Every process then has all candidates that count."""
     self._learn()
     self._settle()
     count = self.suffices() or self.given
-    sent = {
-      p: (_without_padding(x), good)
-      for p, (x, good) in self.decided.items()
-      if self._place[p] < count
-    }
-    for other in processes.gather(sent):
-      self.decided |= {p: (_padded(x), good) for p, (x, good) in other.items()}
+    sent = list[tuple[Any, ...]]()
+    for p, ((prompts, out, scores), good) in self.decided.items():
+      if self._place[p] < count:
+        packed = types.without_padding(out), out.mask.shape[2]
+        sent.append((p, good, prompts, packed, scores))
+    every = processes.gather(sent)
+    for p, good, prompts, packed, scores in itertools.chain(*every):
+      self.decided[p] = Groups(prompts, types.padded(*packed), scores), good
     self._board.clear()
     return count
 
@@ -510,36 +497,12 @@ class SharedCandidates(Candidates):
     return self._good.get(i)
 
 
-def _without_padding(group: Groups) -> tuple[Any, ...]:
-  """A group for other processes: tokens of all rollouts behind each other."""
-  out = jax.tree.map(np.asarray, group.rollouts)
-  length, T = out.mask.sum(axis=2), out.mask.shape[2]
-  age = None if out.age is None else out.age[out.mask]
-  real = length, T, out.tokens[out.mask], out.logp[out.mask], age
-  return group.prompts, group.scores, real, (out.truncated, out.slot_steps)
-
-
-def _padded(sent: tuple[Any, ...]) -> Groups:
-  """The group of which `_without_padding` made this."""
-  prompts, scores, (length, T, tokens, logp, age), others = sent
-  mask = np.arange(T) < length[..., None]
-
-  def padded(real: np.ndarray) -> np.ndarray:
-    whole = np.zeros(mask.shape, real.dtype)
-    whole[mask] = real
-    return whole
-
-  aged = None if age is None else padded(age)
-  out = Rollouts(padded(tokens), padded(logp), mask, *others, age=aged)
-  return Groups(prompts, out, scores)
-
-
 # (free places, whether nothing is decoding) -> at most that many prompts; None
 # if there is none now. None while nothing is decoding ends the sampling, and so
 # does Enough at any time, for which it is also called without a place.
 Feed = Callable[[int, bool], Prompts | None]
 # A feed, and what it is of if rollouts may cross the step.
-Sample = Callable[..., Iterator[tuple[Prompts, Rollouts]]]
+Sample = Callable[..., Iterator[Made]]
 
 
 class TooManyInvalid(RuntimeError):
@@ -572,12 +535,11 @@ class SampledGroups:
   def chunks(self, size: int) -> Finished:
     """All rollouts, each chunk by itself."""
     found: Finished = {}
-    for i, p in enumerate(self.groups.prompts.index):
-      one = jax.tree.map(lambda x, i=i: x[i : i + 1], self.groups.rollouts)
+    for prompt, one, _ in types.each(self.groups):
       for n in range(0, int(one.drawn.sum()), size):
         # Slot-steps are of the prompt: the first chunk has them.
         cut = lambda x, n=n: x[:, n : n + size] if x.ndim > 1 else x * (n == 0)
-        found[Chunk(int(p), n)] = jax.tree.map(cut, one)
+        found[Chunk(prompt.chunk.p, n)] = jax.tree.map(cut, one)
     return found
 
   def shortage(self) -> str | None:
@@ -602,11 +564,7 @@ Score = Callable[[Prompts, Rollouts], Scores]
 Informative = Callable[[Groups], Bool[np.ndarray, " P"]]
 
 
-def played(
-  sample: Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]],
-  reply: Reply,
-  prompts: Prompts,
-) -> Rollouts:
+def played(sample: Sample, reply: Reply, prompts: Prompts) -> Rollouts:
   """All episodes of these prompts, turn after turn of all of them."""
   every = [Chunk(int(p), 0) for p in prompts.index]
   left, made = with_first(prompts, every), dict[Chunk, Rollouts]()
@@ -619,30 +577,26 @@ def played(
 
   while len(left.index):
     for done, rollouts in sample(feed):
-      made |= by_chunk(done, reply(done, rollouts))
+      made |= types.by_chunk(done, reply(done, rollouts))
     some = [i for i, c in enumerate(every) if not made[c].whole.all()]
     left = jax.tree.map(lambda x, some=some: x[some], prompts)
     if some:
       left = with_first(left, [every[i] for i in some])
       left = going_on(left, [made[every[i]] for i in some])
-  return jax.tree.map(lambda *x: np.concatenate(x), *(made[c] for c in every))
+  return types.behind([made[c] for c in every])
 
 
 def judge(
-  pending: Candidates,
-  score: Score,
-  informative: Informative,
-  prompts: Prompts,
-  rollouts: Rollouts,
+  pending: Candidates, score: Score, informative: Informative, *made: Any
 ) -> tuple[dict[int, tuple[Groups, bool]], list[Chunk]]:
   """The groups that finished chunks complete, by p, and whether each is kept;
   further chunks.
   """
   decided: dict[int, tuple[Groups, bool]] = {}
   with pending.clock("score"):
-    prompts, rollouts, further = pending.replied(prompts, rollouts)
-    for some, made in pending.gathered(prompts, rollouts):
-      whole, more = pending.scored(Groups(some, made, score(some, made)))
+    ended, further = pending.replied(made)
+    for some in pending.gathered(ended):
+      whole, more = pending.scored(Groups(*some, score(*some)))
       further += more
       for group in whole:
         p, good = int(group.prompts.index[0]), bool(informative(group)[0])
@@ -680,7 +634,6 @@ def collect(
   make = Candidates if processes.alone() else SharedCandidates
   of = prompts, candidates, target, plan, usual, before, stopping, max_age
   pending = make(*of, reply)
-
   judged = functools.partial(judge, pending, score, informative)
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
@@ -694,39 +647,30 @@ def collect(
       thread.shutdown(cancel_futures=True)
     pending.judged = [x for x in pending.judged if not x.cancelled()]
   if any(processes.gather(pending.stopped)):
-    had = (before or {}) if max_age else pending.before | pending.finished
-    raise Interrupted(had)
+    had = pending.before | pending.finished
+    raise types.Interrupted((before or {}) if max_age else had)
   pending.before.clear()  # of prompts that are not needed
   count = pending.end()
   took, spent = time.perf_counter() - begin, pending.spent
   # First, since groups without a verdict are not kept.
   ordered = [pending.decided[p] for p in candidates[:count]]
-  check_invalid(
-    one
-    for group, _ in ordered
-    for one in group.scores.responses[group.rollouts.drawn]
-  )
-  waits = "score_wait", "process_wait"
-  rollout = took - sum(spent[part] for part in waits)
-  every = processes.gather((rollout, pending.given))
+  groups = types.behind([group for group, _ in ordered])
+  check_invalid(groups.scores.responses[groups.rollouts.drawn])
+  spent["rollout"] = took - (spent["score_wait"] + spent["process_wait"])
+  spent["rollout_wait"] = max(took - spent["score"], 0.0)
+  every = processes.gather((spent["rollout"], pending.given))
   return SampledGroups(
-    jax.tree.map(lambda *x: np.concatenate(x), *(x for x, _ in ordered)),
+    groups,
     np.array([good for _, good in ordered], bool),
     target,
-    {
-      "rollout": rollout,
-      "score": spent["score"],
-      "score_wait": spent["score_wait"],
-      "rollout_wait": max(took - spent["score"], 0.0),
-      "process_wait": spent["process_wait"],
-    },
+    {part: spent[part] for part in _PARTS},
     [seconds for seconds, _ in every],
     0 if max_age else max(given for _, given in every) - count,
     pending.unfinished(count) if max_age else {},
   )
 
 
-def check_invalid(responses: Iterable[ScoredResponse]) -> None:
+def check_invalid(responses: Iterable[types.ScoredResponse]) -> None:
   """Raises TooManyInvalid if more than `MAX_INVALID` of them failed."""
   every = [*responses]
   failed = [(one.task, one.verdict.reason) for one in every if not one.valid]

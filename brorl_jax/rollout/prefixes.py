@@ -21,15 +21,15 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from brorl_jax.many import processes
 from brorl_jax.rollout import programs, slots
 from brorl_jax.rollout.draw import block_of, draw_from
 from brorl_jax.rollout.dynamic_sampling import Feed
 from brorl_jax.rollout.programs import PrefillBatch
-from brorl_jax.rollout.slots import Decoder, ProgramSpec, RolloutSpec
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.rollout.slots import Decoder, ProgramSpec, RolloutSpec, Seed
+from brorl_jax.types import Prompts, Rollouts, behind
 
 # Tokens of a response, at most. Copying the pages of 512 rows of 6 x 256 takes
 # 5 % of a step if they have 16 columns, and 20 % with 64.
@@ -65,12 +65,7 @@ def together(
 
 
 def stream(
-  spec: RolloutSpec,
-  params: PyTree,
-  feed: Feed,
-  key: Key[Array, ""],
-  *,
-  places: int,
+  spec: RolloutSpec, params: PyTree, feed: Feed, key: Seed, *, places: int
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """As `stream.stream`, for at most this many prompts at a time."""
   program = _program(spec, places)
@@ -87,13 +82,13 @@ def stream(
         room -= len(more.index)
       if not parts:
         return
-      prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+      prompts = behind(parts)
       some = _cut(prompts, -(-len(prompts.index) // spec.groups))
       yield from zip(some, pool.map(made, some), strict=True)
 
 
 def rollouts(
-  spec: RolloutSpec, params: PyTree, prompts: Prompts, key: Key[Array, ""]
+  spec: RolloutSpec, params: PyTree, prompts: Prompts, key: Seed
 ) -> Rollouts:
   """As `sampler.rollouts`, on the host."""
   program = _program(spec, len(prompts.index))
@@ -101,7 +96,7 @@ def rollouts(
   made = functools.partial(_made, program, each, params, key)
   with futures.ThreadPoolExecutor(spec.groups) as pool:
     parts = [*pool.map(made, _cut(prompts, each))]
-  return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+  return behind(parts)
 
 
 def _cut(prompts: Prompts, each: int) -> list[Prompts]:
@@ -122,11 +117,7 @@ def _program(spec: RolloutSpec, places: int) -> ProgramSpec:
 
 
 def _made(
-  spec: ProgramSpec,
-  places: int,
-  params: PyTree,
-  key: Key[Array, ""],
-  prompts: Prompts,
+  spec: ProgramSpec, places: int, params: PyTree, key: Seed, prompts: Prompts
 ) -> Rollouts:
   """The rollouts of `places` prompts or fewer, on the host."""
   P = len(prompts.index)
@@ -143,16 +134,17 @@ def _made(
 
 @functools.partial(jax.jit, static_argnames="spec")
 def _sampled(
-  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Seed
 ) -> Rollouts:
+  whole, split = slots.WHOLE, slots.SPLIT
   made = functools.partial(_levels, spec)
-  return slots.on_devices(
-    spec, made, (slots.WHOLE, slots.SPLIT, slots.WHOLE), slots.SPLIT
-  )(spec.policy.unroll(spec.policy.cast(params)), batch, key)
+  weights = spec.policy.unroll(spec.policy.cast(params))
+  made = slots.on_devices(spec, made, (whole, split, whole), split)
+  return made(weights, batch, key)
 
 
 def _levels(
-  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Seed
 ) -> Rollouts:
   """All rollouts of a device's prompts, P of them, with R rows each."""
   P, N, T, R = len(batch.real), spec.chunk, spec.max_new_tokens, spec.slots
@@ -178,16 +170,9 @@ def _levels(
       # Rows hold what their parents' rows held, in whatever page.
       page_of, row_of = jnp.divmod(here(parent), R)
       at_page = page_of.ravel(), (prompt * R + row_of).ravel()
-      logits, page = spec.policy.decode_step(
-        weights,
-        shared,
-        [jax.tree.map(lambda x: x[at_page], pages)],
-        here(last),
-        at,
-        jnp.zeros_like(at),
-        t - 1,
-        jnp.int32(0),
-      )
+      read = weights, shared, [jax.tree.map(lambda x: x[at_page], pages)]
+      of = here(last), at, jnp.zeros_like(at), t - 1, jnp.int32(0)
+      logits, page = spec.policy.decode_step(*read, *of)
       new = jax.tree.map(lambda whole, x: whole.at[i].set(x), new, page)
       mine = going & (group // R == i)
       of = jnp.where(mine, group % R, 0)
@@ -215,14 +200,12 @@ def _levels(
   return programs.to_rollouts(spec, out[4], decoded)
 
 
+_Each = Int[Array, "P N"]
+
+
 def _grouped(
-  token: Int[Array, "P N"],
-  row: Int[Array, "P N"],
-  going: Bool[Array, "P N"],
-  vocab: int,
-) -> tuple[
-  Int[Array, "P N"], Int[Array, "P N"], Int[Array, "P N"], Int[Array, " P"]
-]:
+  token: _Each, row: _Each, going: Bool[Array, "P N"], vocab: int
+) -> tuple[_Each, _Each, _Each, Int[Array, " P"]]:
   """Numbers the distinct prefixes of each prompt; `token` is the last of each
   rollout, after prefix number `row`. Returns the prefix of each rollout that is
   `going`, the parent and last token of each prefix, and their number.

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from brorl_jax.rollout import slots
 from brorl_jax.rollout.draw import draw
-from brorl_jax.rollout.slots import SPLIT, WHOLE, ProgramSpec, pack
+from brorl_jax.rollout.slots import SPLIT, WHOLE, ProgramSpec, Seed, pack
 from brorl_jax.types import Prompts, Rollouts
 
 # Prompt tokens of one prefill. More would only need more memory: one activation
@@ -50,7 +50,7 @@ class Chunks(NamedTuple):
 
 
 def read_prompts(
-  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Seed
 ) -> tuple[Any, slots.RolloutQueue, Int[Array, "P N 2"]]:
   """Prefix, queue and packed first tokens of prompts, inside a program."""
   prompts, offset, real = batch
@@ -61,18 +61,14 @@ def read_prompts(
 
 
 def queued(
-  spec: ProgramSpec,
-  logits: Float[Array, "P V"],
-  chunks: Chunks,
-  key: Key[Array, ""],
+  spec: ProgramSpec, logits: Float[Array, "P V"], chunks: Chunks, key: Seed
 ) -> tuple[slots.RolloutQueue, Int[Array, "P N 2"]]:
   """The queue of these rollouts, and their first tokens, packed."""
   P, N = len(chunks.index), spec.chunk
   nothing = jnp.zeros((P, N), jnp.int32)
   keys = slots.fold_in(key, chunks.index)
-  queue = slots.RolloutQueue(
-    nothing, nothing[:, 0], nothing, keys, chunks.offset, chunks.row
-  )
+  row, of = nothing[:, 0], (keys, chunks.offset, chunks.row)
+  queue = slots.RolloutQueue(nothing, row, nothing, *of)
   uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
   packed = pack(*draw(spec.sampling.cut(logits), uniform))
   last, count = packed[..., 0], 1
@@ -93,19 +89,13 @@ def queued(
   return queue, packed
 
 
-def with_none(
-  queue: slots.RolloutQueue, key: Key[Array, ""]
-) -> slots.RolloutQueue:
+def with_none(queue: slots.RolloutQueue, key: Seed) -> slots.RolloutQueue:
   """The queue with prompt P, which has no rollouts: no index needs a branch."""
   extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
-  return slots.RolloutQueue(
-    order=extra(queue.order),
-    waiting=extra(queue.waiting),
-    first=extra(queue.first),
-    key=jnp.append(queue.key, slots.fold_in(key, 0)),
-    offset=extra(queue.offset),
-    row=jnp.append(queue.row, len(queue.row)),
-  )
+  order, waiting, first, offset = map(extra, (*queue[:3], queue.offset))
+  key = jnp.append(queue.key, slots.fold_in(key, 0))
+  row = jnp.append(queue.row, len(queue.row))
+  return slots.RolloutQueue(order, waiting, first, key, offset, row)
 
 
 def prefill(
@@ -142,16 +132,10 @@ def _over_pages(
   state: slots.DecodeState,
 ) -> tuple[Any, slots.DecodeState]:
   """One more token of every slot, written to `page` and to the state."""
-  logits, page = spec.policy.decode_step(
-    weights,
-    shared,
-    (*older, page),
-    state.token,
-    state.length,
-    _which(spec, state),
-    state.column[0] % spec.columns,
-    used,
-  )
+  at = state.token, state.length, _which(spec, state)
+  column, pages = state.column[0] % spec.columns, (*older, page)
+  step = spec.policy.decode_step
+  logits, page = step(weights, shared, pages, *at, column, used)
   new, at = _drawn(spec, queue, state, logits), (state.rollout, state.length)
   goes_on = jnp.zeros_like(state.length, bool)
   if spec.replays:
@@ -185,16 +169,9 @@ def _over_pool(
     state.blocks, state.length.ravel(), state.rollout.ravel() < PN, spec.columns
   )
   goes = goes.reshape(shape)
-  logits, pool = spec.policy.pool_step(
-    weights,
-    shared,
-    pool,
-    state.token,
-    state.length,
-    _which(spec, state),
-    held.table,
-    goes,
-  )
+  at = state.token, state.length, _which(spec, state)
+  step = spec.policy.pool_step
+  logits, pool = step(weights, shared, pool, *at, held.table, goes)
   new, goes_on = _recorded(state, _drawn(spec, queue, state, logits))
   token = new[..., 0]
   length = state.length + goes
@@ -203,9 +180,8 @@ def _over_pool(
   # A row that ends frees blocks too; then none has to begin again.
   short = jnp.any(stalled) & ~jnp.any(over)
   again = short & slots.shortest_row(held, length.ravel())
-  held = held._replace(
-    restarted=held.restarted + jnp.sum(again, dtype=jnp.int32)
-  )
+  count = held.restarted + jnp.sum(again, dtype=jnp.int32)
+  held = held._replace(restarted=count)
   held = slots.return_blocks(held, over.ravel() | again)
   again = again.reshape(shape)
   # Not read from `packed`, which would then be copied before it is written.
@@ -300,7 +276,7 @@ def idle(
 
 @functools.partial(jax.jit, static_argnames="spec")
 def start(
-  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Seed
 ) -> tuple[DecodeInputs, slots.DecodeState, slots.DecodeProgress]:
   """Reads the prompts and draws all first tokens; every slot is idle."""
 
@@ -390,23 +366,18 @@ def segment(
         return _over_pool(*read, *carry)
       return _over_pages(*read, older, used, *carry)
 
-    def unchecked(carry):
-      return jax.lax.fori_loop(0, spec.unchecked, step, carry)
-
-    newest, state = jax.lax.while_loop(
-      continues,
-      unchecked if spec.unchecked > 1 else functools.partial(step, None),
-      (newest, state),
-    )
+    turn = functools.partial(step, None)
+    if (count := spec.unchecked) > 1:
+      turn = lambda carry: jax.lax.fori_loop(0, count, step, carry)
+    newest, state = jax.lax.while_loop(continues, turn, (newest, state))
     # The host learns of finished prompts before lanes run out of others.
     ahead = spec.lanes - 1 if spec.streams else 0
     again = (slots.upcoming(state, ahead) < P) & room(state)
     # The host may give the place of every finished prompt to another.
     return newest, slots.shift(state, queue), again
 
-  newest, state, _ = jax.lax.while_loop(
-    lambda carry: carry[2], with_windows, (newest, state, room(state))
-  )
+  first, more = (newest, state, room(state)), lambda carry: carry[2]
+  newest, state, _ = jax.lax.while_loop(more, with_windows, first)
   return newest, state, slots.measure_progress(state, queue, spec)
 
 
@@ -441,9 +412,8 @@ def resize(
   home = home[order]
   count = jnp.zeros(H, jnp.int32).at[home].add(1, mode="drop")
   end = jnp.cumsum(-(-count // R))  # of the new lanes of each home
-  rank = jnp.arange(busy.size) - (jnp.cumsum(count) - count).at[home].get(
-    mode="clip"
-  )
+  before = (jnp.cumsum(count) - count).at[home].get(mode="clip")
+  rank = jnp.arange(busy.size) - before
   at = (end - -(-count // R)).at[home].get(mode="clip") * R + rank
   at = jnp.where(home < H, at, A * R)  # out of bounds: idle
   row = jnp.full(A * R, busy.size, jnp.int32).at[at].set(order, mode="drop")

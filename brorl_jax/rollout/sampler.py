@@ -111,16 +111,9 @@ def _launched(
   # As many pages as there can be: in front of these one that is not read.
   count = (spec.pages - 1 if spec.turns else 0) - len(older)
   unread = older[:1] or ([programs.cache(spec)] if count else [])
-  newest, state, progress = programs.segment(
-    spec,
-    decoding.inputs,
-    (*unread * count, *older),
-    np.int32(len(older)),
-    newest,
-    decoding.state,
-    turned,
-    np.int32(steps),
-  )
+  read = (*unread * count, *older), np.int32(len(older)), newest
+  how = decoding.state, turned, np.int32(steps)
+  newest, state, progress = programs.segment(spec, decoding.inputs, *read, *how)
   return decoding._replace(pages=(*older, newest), state=state), progress
 
 
@@ -180,12 +173,8 @@ def shrunk(decoding: OpenRollouts) -> ProgramSpec:
   if progress.waiting or now.pages == 1:
     return now
   fits = now.lanes, now.slots
-  for size in compact_sizes(
-    *now.full,
-    prompt=decoding.prompt,
-    new=now.max_new_tokens,
-    pool=bool(now.blocks),
-  ):
+  how = {"prompt": decoding.prompt, "new": now.max_new_tokens}
+  for size in compact_sizes(*now.full, **how, pool=now.blocks > 0):
     # Lanes of each device, of which one needs most.
     needed = (-(-progress.rows // size[1])).reshape(-1, now.full[0]).sum(axis=1)
     if needed.max() <= size[0] and math.prod(size) < math.prod(fits):
@@ -247,9 +236,8 @@ def _of_group(
   with processes.launching:
     inputs, state, progress = programs.start(program, params, batch, key)
   now = on_host(progress)
-  decoding = OpenRollouts(
-    program, program, inputs, (), state, now, batch.prompts.tokens.shape[1]
-  )
+  width, of = batch.prompts.tokens.shape[1], (inputs, (), state, now)
+  decoding = OpenRollouts(program, program, *of, width)
   watch(now)
   while decoding.progress.busy + decoding.progress.waiting:
     if len(decoding.pages) < 2 and not program.blocks:
@@ -356,15 +344,12 @@ def sample(
   named = [(f"prompt {p}", ids) for p, ids in enumerate(prompts)]
   for name, ids in (*named, ("stop_ids", stop_ids)):
     if wrong := [int(v) for v in ids if not 0 <= v < policy.vocab]:
-      raise ValueError(
-        f"token {wrong[0]} of {name} is not in the vocabulary, 0 to "
-        f"{policy.vocab - 1}"
-      )
+      known = f"the vocabulary, 0 to {policy.vocab - 1}"
+      raise ValueError(f"token {wrong[0]} of {name} is not in {known}")
 
   # On the left, so that the last position of every prompt is a real token.
-  width = prompt_width(max(map(len, prompts)))
-  tokens = np.zeros((len(prompts), width), np.int32)
-  mask = np.zeros((len(prompts), width), bool)
+  shape = len(prompts), prompt_width(max(map(len, prompts)))
+  tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
   for row, real, ids in zip(tokens, mask, prompts, strict=True):
     row[-len(ids) :], real[-len(ids) :] = ids, True
   spec = RolloutSpec(

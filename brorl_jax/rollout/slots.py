@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from brorl_jax.many import meshes
 from brorl_jax.rollout.draw import SamplingParams
 
+Seed = Key[Array, ""]  # of a step, or of a call
 # A page has at least 64 columns, and a rollout at most 8 pages. Each number of
 # pages is one more program to compile (1.5 CPU-s for 6 layers of width 256).
 # With 8 pages attention reads at most 1/8 of the limit more than it must.
@@ -202,16 +203,14 @@ def on_devices(
   if spec.mesh is None:
     return f
   here = PartitionSpec(meshes.rows(spec.mesh))
-  written = functools.partial(
-    jax.tree.map,
-    lambda place: here if place == SPLIT else place,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
-  )
+  put = lambda place: here if place == SPLIT else place
+  leaf = lambda x: isinstance(x, PartitionSpec)
+  in_specs, out_specs = jax.tree.map(put, (in_specs, out_specs), is_leaf=leaf)
   return jax.shard_map(
     f,
     mesh=spec.mesh,
-    in_specs=written(in_specs),
-    out_specs=written(out_specs),
+    in_specs=in_specs,
+    out_specs=out_specs,
     axis_names={*meshes.ROWS},
     # The check refuses a loop whose state is equal at first and then differs.
     check_vma=False,
@@ -244,14 +243,9 @@ class Blocks(NamedTuple):
 def none_held(blocks: int, rows: int, longest: int) -> Blocks:
   """No row has a block."""
   zero = jnp.zeros((1,), jnp.int32)
-  return Blocks(
-    free=jnp.arange(blocks, dtype=jnp.int32),
-    count=zero + blocks,
-    table=jnp.zeros((rows, longest), jnp.int32),
-    held=jnp.zeros((rows,), jnp.int32),
-    stalled=zero,
-    restarted=zero,
-  )
+  table = jnp.zeros((rows, longest), jnp.int32)
+  free, held = jnp.arange(blocks, dtype=jnp.int32), jnp.zeros(rows, jnp.int32)
+  return Blocks(free, zero + blocks, table, held, zero, zero)
 
 
 def give_blocks(
@@ -303,11 +297,8 @@ def return_blocks(blocks: Blocks, rows: Bool[Array, " B"]) -> Blocks:
   returned = jnp.where(rows, blocks.held, 0)
   end = blocks.count + jnp.cumsum(returned, dtype=jnp.int32)
   index = jnp.arange(blocks.table.shape[1], dtype=jnp.int32)[None]
-  at = jnp.where(
-    index < returned[:, None],
-    (end - returned)[:, None] + index,
-    len(blocks.free),  # out of bounds
-  )
+  mine, at = index < returned[:, None], (end - returned)[:, None] + index
+  at = jnp.where(mine, at, len(blocks.free))  # out of bounds
   return blocks._replace(
     free=blocks.free.at[at].set(blocks.table, mode="drop"),
     count=end[-1:],
@@ -518,6 +509,7 @@ def measure_progress(
   stalled = restarted = jnp.zeros((1,), jnp.int32)
   if state.blocks is not None:
     stalled, restarted = state.blocks.stalled, state.blocks.restarted
+  rows = jnp.zeros(spec.full[0], jnp.int32)
   largest = add = lambda x: x
   if spec.mesh is not None:
     largest = functools.partial(jax.lax.pmax, axis_name=meshes.ROWS)
@@ -531,7 +523,5 @@ def measure_progress(
     stalled=add(stalled[0]),
     restarted=add(restarted[0]),
     resting=~held[:P],
-    rows=jnp.zeros(spec.full[0], jnp.int32)
-    .at[state.home]
-    .add(jnp.sum(busy, axis=1, dtype=jnp.int32)),
+    rows=rows.at[state.home].add(jnp.sum(busy, axis=1, dtype=jnp.int32)),
   )

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from brorl_jax import types
 from brorl_jax.rollout import programs, sampler, slots
 from brorl_jax.rollout.dynamic_sampling import Crossing, Feed
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
@@ -89,13 +90,12 @@ class Places:
     shape = len(self.chunks), self.visited
     row, at = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     real = np.zeros(shape, bool)
-    for i in range(len(prompts.index)):
+    for i, one in enumerate(types.each(prompts)):
       count = real.sum(axis=1)
       left = [self._each - len(own) for own in self.chunks]
       d = int(np.argmax(np.where(count < self.visited, left, -1)))
       place = min({*range(self._each)} - self.chunks[d].keys())
       row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
-      one = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
       self.chunks[d][place] = dataclasses.replace(one, begun=None)
     read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
     return programs.batch_of(read, real.ravel()), at.ravel()
@@ -160,7 +160,7 @@ def open_shelf(
   spec: ProgramSpec,
   params: PyTree,
   part: PromptPart,
-  key: Key[Array, ""],
+  key: slots.Seed,
   *,
   each: int,
 ) -> tuple[
@@ -186,12 +186,9 @@ def open_shelf(
     inputs = DecodeInputs(weights, prefix, queue)
     return inputs, logits, state, slots.measure_progress(state, queue, spec)
 
-  return slots.on_devices(
-    spec,
-    begin,
-    (WHOLE, SPLIT, WHOLE),
-    (programs.INPUT_SPECS, SPLIT, SPLIT, programs.PROGRESS_SPECS),
-  )(spec.policy.unroll(spec.policy.cast(params)), part, key)
+  outs = programs.INPUT_SPECS, SPLIT, SPLIT, programs.PROGRESS_SPECS
+  made = slots.on_devices(spec, begin, (WHOLE, SPLIT, WHOLE), outs)
+  return made(spec.policy.unroll(spec.policy.cast(params)), part, key)
 
 
 @slots.compiled(
@@ -216,7 +213,7 @@ def stream(
   spec: slots.RolloutSpec,
   params: PyTree,
   feed: Feed,
-  key: Key[Array, ""],
+  key: slots.Seed,
   *,
   places: int,
   crossing: Crossing | None = None,
@@ -281,8 +278,7 @@ class _Dealt:
       left = any(self._own)
       if (more := self._feed(room - len(own), idle and not left)) is None:
         break
-      for i in range(len(more.index)):
-        one = jax.tree.map(lambda x, i=i: x[i : i + 1], more)
+      for one in types.each(more):
         self._own[self._given % len(self._own)].append(one)
         self._given += 1
     some: list[Prompts] = []
@@ -290,9 +286,7 @@ class _Dealt:
     alike = lambda: (own[0].begun is None) == (some[0].begun is None)
     while own and len(some) < room and (not some or alike()):
       some.append(own.popleft())
-    if not some:
-      return None
-    return jax.tree.map(lambda *x: np.concatenate(x), *some)
+    return types.behind(some) if some else None
 
 
 class _Group:
@@ -302,7 +296,7 @@ class _Group:
     self,
     spec: slots.RolloutSpec,
     params: PyTree,
-    key: Key[Array, ""],
+    key: slots.Seed,
     watch: Callable[[slots.DecodeProgress], None],
     crossing: Crossing | None,
     turns: bool,
@@ -345,15 +339,13 @@ class _Group:
     if (decoding := self._decoding) is not None:
       inputs = decoding.inputs
       # Of the full size whatever is decoding: one program.
-      logits, prefix = read_more(
-        decoding.full, inputs.weights, decoding.logits, inputs.prefix, part
-      )
+      of = inputs.weights, decoding.logits, inputs.prefix
+      logits, prefix = read_more(decoding.full, *of, part)
       inputs = inputs._replace(prefix=prefix)
       return decoding._replace(inputs=inputs, logits=logits)
     spec = self._program
-    inputs, logits, state, progress = open_shelf(
-      spec, self._params, part, self._key, each=self._each
-    )
+    opened = open_shelf(spec, self._params, part, self._key, each=self._each)
+    inputs, logits, state, progress = opened
     now, prompt = sampler.on_host(progress), part.tokens.shape[1]
     return OpenRollouts(spec, spec, inputs, (), state, now, prompt, logits)
 
@@ -429,15 +421,12 @@ class _Group:
       for d, own in enumerate(some):
         at[d, : len(own)] = own
       out = _taken(decoding.spec, decoding.state, at.ravel(), share)
-      rows = [
-        d * count + k for d, own in enumerate(some) for k in range(len(own))
-      ]
+      real = [k < len(own) for own in some for k in range(count)]
+      rows = np.flatnonzero(real)
       held = zip(self.held.chunks, some, strict=True)
       prompts = [chunks.pop(i) for chunks, own in held for i in own]
-      yield (
-        jax.tree.map(lambda *x: np.concatenate(x), *prompts),
-        jax.tree.map(lambda x, rows=rows: x[rows], jax.device_get(out)),
-      )
+      made = jax.tree.map(lambda x, rows=rows: x[rows], jax.device_get(out))
+      yield types.behind(prompts), made
 
 
 def _cut(made: Rollouts, count: Int[np.ndarray, " N"]) -> Rollouts:

@@ -63,9 +63,8 @@ def read_files(c: DataConfig, own: bool) -> tuple[dataset.Data, dataset.Data]:
   """
   sides = c.files, c.heldout_files
   form = file_form(c.fields, c.domain, own=own, entries=[*sides[0], *sides[1]])
-  of = functools.partial(
-    dataset.read, form=form, domains=DOMAINS, skip_bad=c.skip_bad
-  )
+  how = {"form": form, "domains": DOMAINS, "skip_bad": c.skip_bad}
+  of = functools.partial(dataset.read, **how)
   return dataset.sides(of, *sides, c.heldout_one_in, c.skip_bad)
 
 
@@ -200,8 +199,8 @@ class Examples:
       why = f"every {name} prompt has more tokens; raise it"
       raise TooLong(f"config.data.prompt_tokens = {limit}: {why}")
     if dropped := len(data.examples) - len(kept):
-      long = f"{dropped} prompts of more than {limit} tokens"
-      self.log_lines.append(f"left out {long}")
+      long = f"left out {dropped} prompts of more than {limit} tokens"
+      self.log_lines.append(long)
     return kept
 
   def _ids(self, example: Example) -> list[int]:
@@ -253,10 +252,8 @@ class Examples:
     count = self._evaluated
     out = [e for task in by_task.values() for e in task[: count or None]]
     try:
-      each, fewer = count or _PUZZLES, not count
-      made = DRAW.heldout(
-        self.families, per_family=each, seed=self._seed, fewer=fewer
-      )
+      how = {"per_family": count or _PUZZLES, "fewer": not count}
+      made = DRAW.heldout(self.families, seed=self._seed, **how)
     except ValueError as e:
       raise ValueError(f"config.eval.prompts = {count}: {e}") from None
     for example in made:
@@ -305,10 +302,9 @@ class Examples:
       puzzle = DRAW.puzzle(family, "train", index, seed=self._seed)
       try:
         self._render(puzzle)
+        return puzzle
       except TooLong as e:
         error = e
-        continue
-      return puzzle
     raise UserError(str(error))
 
   def prompts(self, step: int, candidates: Sequence[int]) -> types.Prompts:

@@ -5,23 +5,17 @@ import functools
 from collections.abc import Iterator
 
 import jax
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import PyTree
 
 from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, WithPolicy
-from brorl_jax.rollout import prefixes, sampler, stream
+from brorl_jax.rollout import dynamic_sampling, prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.dynamic_sampling import (
-  Crossing,
-  Feed,
-  Reply,
-  RoundPlan,
-  played,
-)
-from brorl_jax.rollout.slots import RolloutSpec
+from brorl_jax.rollout.dynamic_sampling import Crossing, Feed, Reply, RoundPlan
+from brorl_jax.rollout.slots import RolloutSpec, Seed
 
 
 def form(phase: Phase, episodes: bool = False) -> str:
@@ -45,7 +39,7 @@ def sample_heldout(
   plan: RolloutPlan,
   params: PyTree,
   prompts: types.Prompts,
-  key: Key[Array, ""],
+  key: Seed,
   reply: Reply | None = None,
 ) -> types.Rollouts:
   """All rollouts of held-out prompts, on the host; `c` is the config of the run
@@ -57,7 +51,7 @@ def sample_heldout(
     places = -(-len(prompts.index) // spec.devices) * spec.devices
     of = {"key": key, "places": places, "turns": True}
     sample = lambda feed: stream.stream(spec, params, feed, **of)
-    return played(sample, reply, prompts)
+    return dynamic_sampling.played(sample, reply, prompts)
   make = prefixes if shared else sampler
   return jax.device_get(make.rollouts(spec, params, prompts, key))
 
@@ -67,7 +61,7 @@ def stream_rollouts(
   phase: Phase,
   params: PyTree,
   feed: Feed,
-  key: Key[Array, ""],
+  key: Seed,
   *crossing: Crossing,
   turns: bool = False,
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
@@ -95,10 +89,6 @@ def _spec(
 
 def _together(plan: RolloutPlan) -> int:
   """Prompts of a device whose rollouts share rows at one time; 0: none do."""
-  policy = plan.load.policy
-  return prefixes.together(
-    policy,
-    n=plan.load.n,
-    max_new_tokens=plan.load.max_new_tokens,
-    memory_bytes=policy.target.memory_bytes,
-  )
+  load, most = plan.load, plan.load.policy.target.memory_bytes
+  how = {"n": load.n, "max_new_tokens": load.max_new_tokens}
+  return prefixes.together(load.policy, **how, memory_bytes=most)

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from brorl_jax import types
 from brorl_jax.config.learning import Reward
 from brorl_jax.stages.examples import Examples
-from brorl_jax.types import ScoredResponse
+from brorl_jax.types import Prompts, Rollouts, ScoredResponse, Scores
 from brorl_jax.verdicts import own
 from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS
@@ -21,6 +21,7 @@ from brorl_jax.verdicts.sandbox import jail
 from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, PATIENCE
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
+Step = int | None  # None in an evaluation
 _CHANGED = "tokens", "logp", "mask", "truncated"  # of rollouts, by a reply
 
 
@@ -35,12 +36,7 @@ class Scorer:
     episodes: Whether the function is an environment: `reply` says what it adds.
   """
 
-  def __init__(
-    self,
-    c: Reward,
-    examples: Examples,
-    given: Mapping[str, Callable] | None = None,
-  ):
+  def __init__(self, c: Reward, examples: Examples, given: own.Given = None):
     """Starts the workers, and imports own functions that are not `given`;
     raises ValueError if this machine cannot run untrusted programs safely.
     """
@@ -49,7 +45,7 @@ class Scorer:
     self.functions: dict[str, dict[str, str]] = {}
     self.whole, self.episodes = "", False
     # Of episodes to which there was a `reply`, until they are scored.
-    self._known: dict[tuple[int | None, str], dict[str, TimedVerdict]] = {}
+    self._known: dict[tuple[Step, str], dict[str, TimedVerdict]] = {}
     self._pool: Pool | own.Rewards
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s, given=given)
@@ -77,11 +73,7 @@ class Scorer:
       )
 
   def score_responses(
-    self,
-    examples: Sequence[Example],
-    rollouts: types.Rollouts,
-    *,
-    step: int | None = None,
+    self, examples: Sequence[Example], rollouts: Rollouts, *, step: Step = None
   ) -> list[list[ScoredResponse]]:
     """A score for each rollout; equal responses to a prompt are scored once.
 
@@ -97,40 +89,31 @@ class Scorer:
       out.append([of[id(verdict)] for verdict in row])
     return out
 
-  def texts(self, rollouts: types.Rollouts) -> list[list[str]]:
+  def texts(self, rollouts: Rollouts) -> list[list[str]]:
     """The texts of all rollouts, [P][N]. Equal ones of a group are decoded
     once.
     """
     return self._each(rollouts, self._examples.shown)
 
-  def _each(
-    self, rollouts: types.Rollouts, text: Callable[..., str]
-  ) -> list[list[str]]:
+  def _each(self, rollouts: Rollouts, text: Callable) -> list[list[str]]:
     """A text of each rollout, from its tokens and which are the policy's."""
     out, owns = [], rollouts.own
     for p, mask in enumerate(rollouts.mask):
       first, of, _ = rollouts.alike(p)
-      cut = lambda x, mask=mask, p=p, first=first: [
-        x[p, n][mask[n]] for n in first
-      ]
+      cut = lambda x, m=mask, p=p, ns=first: [x[p, n][m[n]] for n in ns]
       texts = [*map(text, cut(rollouts.tokens), cut(owns))]
       out.append([texts[k] for k in of])
     return out
 
   def reply(
-    self,
-    examples: Sequence[Example],
-    rollouts: types.Rollouts,
-    *,
-    step: int | None = None,
-  ) -> types.Rollouts:
+    self, examples: Sequence[Example], rollouts: Rollouts, *, step: Step = None
+  ) -> Rollouts:
     """Episodes with what the environment replies to each. Those that go on are
     not `whole`; the others have ended, or have no room for the reply.
     """
     T = rollouts.tokens.shape[2]
-    here = dataclasses.replace(
-      rollouts, **{k: np.array(getattr(rollouts, k)) for k in _CHANGED}
-    )
+    changed = {k: np.array(getattr(rollouts, k)) for k in _CHANGED}
+    here = dataclasses.replace(rollouts, **changed)
     self._known = {k: v for k, v in self._known.items() if k[0] == step}
     rows = self._ask(examples, rollouts, step)
     for (p, n), cut in np.ndenumerate(rollouts.truncated):
@@ -146,10 +129,7 @@ class Scorer:
     return here
 
   def _ask(
-    self,
-    examples: Sequence[Example],
-    rollouts: types.Rollouts,
-    step: int | None,
+    self, examples: Sequence[Example], rollouts: Rollouts, step: Step
   ) -> list[list[TimedVerdict]]:
     if self.episodes:
       return self._ask_once(examples, rollouts, step)
@@ -166,10 +146,7 @@ class Scorer:
     return [[scored[e.id, text] for text in said] for said, e in groups]
 
   def _ask_once(
-    self,
-    examples: Sequence[Example],
-    rollouts: types.Rollouts,
-    step: int | None,
+    self, examples: Sequence[Example], rollouts: Rollouts, step: Step
   ) -> list[list[TimedVerdict]]:
     """Verdicts on episodes, of which the known ones are not asked again."""
     assert isinstance(self._pool, own.Rewards)
@@ -183,16 +160,12 @@ class Scorer:
       of |= zip(asked, verdicts, strict=True)
     return [[of[x] for x in row] for row, of in both]
 
-  def replies(
-    self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
-  ) -> types.Rollouts:
+  def replies(self, step: int, prompts: Prompts, made: Rollouts) -> Rollouts:
     """`reply` to what a step samples."""
     examples = [self._examples.example(step, int(i)) for i in prompts.index]
-    return self.reply(examples, rollouts, step=step)
+    return self.reply(examples, made, step=step)
 
-  def scores(
-    self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
-  ) -> types.Scores:
+  def scores(self, step: int, prompts: Prompts, rollouts: Rollouts) -> Scores:
     """Stage 3: verdicts, and the reward that each domain gives for them."""
     examples = [self._examples.example(step, int(i)) for i in prompts.index]
     rows = self.score_responses(examples, rollouts, step=step)
@@ -202,7 +175,7 @@ class Scorer:
       for share, row in zip(shares, rows, strict=True)
     ]
     answers = [_numbered([s.verdict.answer for s in row]) for row in rows]
-    return types.Scores(
+    return Scores(
       np.array(rewards, np.float32),
       np.array(answers, np.int32),
       np.array([[scored.valid for scored in row] for row in rows]),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 Status = Literal["pass", "fail", "invalid"]
+Values = Mapping[str, Any]  # by name: of a record, a config, or metrics
 # What a verifier runs in the sandbox: programs, or library calls.
 Jailed = Literal["", "programs", "libraries"]
 MAX_REASON = 1000  # characters
@@ -72,9 +73,9 @@ class Example:
   task: str  # for statistics: the gym task, or the source of the data
   # Each with "role" and "content"; the last is the user's.
   messages: Sequence[Mapping[str, str]]
-  entry: Mapping[str, Any]  # second argument of the verifier, a JSON object
+  entry: Values  # second argument of the verifier, a JSON object
   # Other fields of the record; only own reward functions read them.
-  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  columns: Values = dataclasses.field(default_factory=dict)
 
   @property
   def question(self) -> str:
@@ -157,20 +158,20 @@ class Domain:
 
   name: str
   # Scores a response by its entry in a jail; see pool.Verifier.
-  verify: Callable[[str, Mapping[str, Any], Any], Verdict]
+  verify: Callable[[str, Values, Any], Verdict]
   # What of a response decides its verdict, and is judged once; None: all.
-  part: Callable[[str, Mapping[str, Any]], Any] | None = None
+  part: Callable[[str, Values], Any] | None = None
   # Those of a record that other domains lack. The first holds the reference
   # answer; errors of `check_reference` name it.
   fields: Mapping[str, Field]
   # From these fields to the verifier's entry. ValueError if no response could
   # pass, or if every response would. Imports slow libraries when called.
-  check_reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+  check_reference: Callable[[Values], Values]
   needs_jail: Jailed = ""  # must work before the first response
   # Two records with the same prompt and different answers are an error.
   one_answer: bool = False
   # Name for statistics if a record has none; "" uses its file's name.
-  task: Callable[[Mapping[str, Any]], str] = lambda fields: ""
+  task: Callable[[Values], str] = lambda fields: ""
 
 
 # The domain whose examples can be generated (config.data.families).
@@ -215,7 +216,7 @@ class Family:
 
   name: str  # name of the task in the generator
   # Settings of the generator; others keep their default.
-  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  settings: Values = dataclasses.field(default_factory=dict)
   weight: float = 1.0  # relative share of the training prompts
 
   def __hash__(self) -> int:

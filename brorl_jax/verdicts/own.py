@@ -110,11 +110,15 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
   if not callable(value):
     near = _near(function, [k for k, v in vars(module).items() if callable(v)])
     raise ValueError(f"{where}: {place} has no function {function!r}{near}")
+  return Named(value, _digest(pathlib.Path(module.__file__ or "").read_bytes))
+
+
+def _digest(read: Callable[[], bytes]) -> str:
+  """32 digits of a hash of what is read; "" where that fails."""
   try:
-    data = pathlib.Path(module.__file__ or "").read_bytes()
-  except OSError:
-    return Named(value, "")
-  return Named(value, hashlib.sha256(data).hexdigest()[:32])
+    return hashlib.sha256(read()).hexdigest()[:32]
+  except (OSError, TypeError):
+    return ""
 
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
@@ -185,20 +189,34 @@ class Function(NamedTuple):
     """Calls that wait at a time in one of the workers."""
     return max(self.together // workers, 1)
 
-  def seconds(self, timeout_s: float, responses: int, workers: int) -> float:
+  def seconds(self, responses: int, timeout_s: float, workers: int) -> float:
     """What a question with that many responses may take."""
     turns = 1 if self.whole else -(-responses // self.share(workers))
     each = (timeout_s + _PAUSE_S) * self.tries
     return each * turns + _SPARE_S if self.together else timeout_s
 
 
-def load(name: str, given: Mapping[str, Callable] | None = None) -> Function:
+Given = Mapping[str, Callable] | None  # functions of this process, by name
+_How = tuple[float, int]  # what a call may take, and the number of workers
+
+
+class Asked(NamedTuple):
+  """A question: responses to one prompt, and the example as JSON."""
+
+  which: int  # of the functions
+  responses: list[str]
+  example: str
+  step: int | None
+
+
+def load(name: str, given: Given = None) -> Function:
   """Imports a reward function, or takes it from those that are given by name;
   ValueError if its signature is another.
   """
   where = f"{_WHAT} = {name!r}"
   if given and name in given:
-    call, digest = given[name], _source_digest(given[name])
+    call = given[name]
+    digest = _digest(lambda: inspect.getsource(call).encode())
   elif name.startswith(FROM_PYTHON):
     raise ValueError(f"{where} was reward= of brorl_jax.train; call that again")
   else:
@@ -219,56 +237,40 @@ def load(name: str, given: Mapping[str, Callable] | None = None) -> Function:
   out = out._replace(episode=first == "messages")
   if not inspect.iscoroutinefunction(call):
     return out
-  together, retries = (
-    getattr(call, field, usual)
-    for field, usual in (("concurrency", _TOGETHER), ("retries", _RETRIES))
-  )
-  for field, value, least in (
-    ("concurrency", together, 1), ("retries", retries, 0),
-  ):  # fmt: skip
+  found = list[int]()
+  how = ("concurrency", _TOGETHER, 1), ("retries", _RETRIES, 0)
+  for field, usual, least in how:
+    found.append(value := getattr(call, field, usual))
     if not isinstance(value, int) or value < least:
       raise ValueError(f"{where}: {field} = {value!r}; use {least} or more")
-  return out._replace(together=together, tries=retries + 1)
-
-
-def _source_digest(call: Callable) -> str:
-  """As of `Named`, of the text of a function; "" where there is none."""
-  try:
-    text = inspect.getsource(call)
-  except (OSError, TypeError):
-    return ""
-  return hashlib.sha256(text.encode()).hexdigest()[:32]
+  return out._replace(together=found[0], tries=found[1] + 1)
 
 
 def answers(
-  function: Function,
-  responses: Sequence[str],
-  example: str,
-  step: int | None,
-  timeout_s: float,
-  workers: int,
+  function: Function, asked: Asked, timeout_s: float, workers: int
 ) -> list[Verdict]:
   """The verdicts on responses to one prompt; never raises. The calls of an
   `async` function wait together, `timeout_s` each.
   """
-  calls = [[*responses]] if function.whole else [[one] for one in responses]
+  some = asked.responses
+  calls = [some] if function.whole else [[one] for one in some]
+  calls = [asked._replace(responses=call) for call in calls]
   if not function.together:
-    found = [verdicts(function, call, example, step) for call in calls]
-    return [*itertools.chain(*found)]
+    return [one for call in calls for one in verdicts(function, call)]
 
-  async def answer(call: list[str], gate: asyncio.Semaphore) -> list[Verdict]:
+  async def answer(call: Asked, gate: asyncio.Semaphore) -> list[Verdict]:
     found = list[Verdict]()
     for again in reversed(range(function.tries)):
       async with gate:
-        made: Any = function.call(**_arguments(function, call, example, step))
+        made: Any = function.call(**_arguments(function, call))
         try:
           value = await asyncio.wait_for(made, timeout_s)
           return _read(function, value, call)
         except TimeoutError:
           late = f"{function.name}: late: no answer in {timeout_s:g} s"
-          found = [_invalid(late)] * len(call)
+          found = [_invalid(late)] * len(call.responses)
         except BaseException as error:
-          found = _failed(function, call, error)
+          found = [_failed(function, error)] * len(call.responses)
           if isinstance(error, _Returned):  # it would return that again
             return found
       if again:
@@ -282,13 +284,11 @@ def answers(
   return [*itertools.chain(*asyncio.run(every()))]
 
 
-def _arguments(
-  function: Function, responses: Sequence[str], example: str, step: int | None
-) -> dict[str, Any]:
+def _arguments(function: Function, asked: Asked) -> dict[str, Any]:
   # From a JSON text, so that a call cannot change the next one's example.
   # Passed by name, so that the order of parameters is free.
-  given = loads(example)
-  known = {"example": given, "step": step}
+  given, responses = loads(asked.example), asked.responses
+  known = {"example": given, "step": asked.step}
   known = {k: v for k, v in known.items() if k in function.takes}
   if function.episode:
     each = zip(itertools.cycle(("assistant", "user")), loads(responses[0]))
@@ -299,31 +299,24 @@ def _arguments(
   return {"response": responses[0], **known}
 
 
-def verdicts(
-  function: Function, responses: Sequence[str], example: str, step: int | None
-) -> list[Verdict]:
+def verdicts(function: Function, asked: Asked) -> list[Verdict]:
   """The verdicts of one call on one response, or on all; never raises."""
   try:
-    value = function.call(**_arguments(function, responses, example, step))
-    return _read(function, value, responses)
+    value = function.call(**_arguments(function, asked))
+    return _read(function, value, asked)
   except BaseException as error:  # user code may raise SystemExit too
-    return _failed(function, responses, error)
+    return [_failed(function, error)] * len(asked.responses)
 
 
-def _failed(
-  function: Function, responses: Sequence[str], error: BaseException
-) -> list[Verdict]:
-  why = failure(function.name, function.call, error)
-  return [_invalid(why)] * len(responses)
+def _failed(function: Function, error: BaseException) -> Verdict:
+  return _invalid(failure(function.name, function.call, error))
 
 
-def _read(
-  function: Function, value: Any, responses: Sequence[str]
-) -> list[Verdict]:
+def _read(function: Function, value: Any, asked: Asked) -> list[Verdict]:
   """The verdicts that a function returned; raises if they are not as many."""
-  values = _values(value, len(responses)) if function.whole else [value]
+  values = _values(value, len(asked.responses)) if function.whole else [value]
   found = []
-  for value, response in zip(values, responses, strict=True):
+  for value, response in zip(values, asked.responses, strict=True):
     try:
       if function.episode:
         *_, response = loads(response)
@@ -333,7 +326,7 @@ def _read(
           continue
       found.append(_verdict(value, response))
     except BaseException as error:  # float() of a user's object may raise
-      found.append(_invalid(failure(function.name, function.call, error)))
+      found.append(_failed(function, error))
   return found
 
 
@@ -438,7 +431,7 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     *,
     timeout_s: float = 60.0,
     workers: int | None = None,
-    given: Mapping[str, Callable] | None = None,
+    given: Given = None,
   ):
     """Imports the functions in one process; others start when needed. With any
     `given` function all are called in threads of this process.
@@ -447,12 +440,15 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     ValueError if a function cannot be imported or has another signature.
     """
     workers = workers or pool.size()
-    self._idle: queue.LifoQueue[FunctionWorker | ThreadWorker]
-    self._idle = queue.LifoQueue()
+    self._idle = queue.LifoQueue[FunctionWorker | ThreadWorker]()
     self.digests: dict[str, str] = {}  # of the functions' files, by name
-    make = functools.partial(ThreadWorker, given) if given else FunctionWorker
-    how = names, timeout_s, workers, self.digests
-    self._workers = [make(*how) for _ in range(workers)]
+    how, each = (timeout_s, workers), range(workers)
+    if given:
+      functions = [load(name, given) for name in names]
+      self.digests |= {f.name: f.digest for f in functions}
+      self._workers = [ThreadWorker(functions, how) for _ in each]
+    else:
+      self._workers = [FunctionWorker(names, how, self.digests) for _ in each]
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
@@ -503,7 +499,8 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     known |= {"source": given.task, "prompt": given.question}
     known |= {"messages": [*map(dict, given.messages)], **given.columns}
     example = dumps(known)
-    submit = lambda x: self._threads.submit(self._call, which, x, example, step)
+    call = lambda x: self._call(Asked(which, [*x], example, step))
+    submit = functools.partial(self._threads.submit, call)
     if self.whole[which]:
       return submit(texts).result
     # Equal responses are scored once.
@@ -521,15 +518,14 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
 
     return wait
 
-  def _call(
-    self, which: int, responses: Sequence[str], example: str, step: int | None
-  ) -> list[TimedVerdict]:
+  def _call(self, asked: Asked) -> list[TimedVerdict]:
     worker, begin = self._idle.get(), time.monotonic()
+    which, responses, *_ = asked
     alone = self.whole[which] or len(responses) == 1
     try:
       if self._in_a_row >= _IN_A_ROW:
         raise Failed(f"no answer {_IN_A_ROW} times in a row; not called again")
-      found = worker.ask(which, responses, example, step)
+      found = worker.ask(asked)
       self._in_a_row = 0
     except Failed as error:
       worker.close()
@@ -541,7 +537,7 @@ class Rewards(contextlib.AbstractContextManager["Rewards"]):
     finally:
       self._idle.put(worker)
     if not found:  # which of them was it?
-      return [self._call(which, [r], example, step)[0] for r in responses]
+      return [self._call(asked._replace(responses=[r]))[0] for r in responses]
     each = self._each_s[which] = (time.monotonic() - begin) / len(found)
     return [TimedVerdict(verdict, each) for verdict in found]
 
@@ -567,37 +563,22 @@ def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
   return TimedVerdict(dataclasses.replace(verdicts_[0], score=score), seconds)
 
 
-class ThreadWorker:
+class ThreadWorker(NamedTuple):
   """Calls functions of this process. One that is late goes on in its thread."""
 
-  def __init__(
-    self,
-    given: Mapping[str, Callable],
-    names: Sequence[str],
-    timeout_s: float,
-    workers: int,
-    digests: dict[str, str],
-  ):
-    self._functions = [load(name, given) for name in names]
-    self._timeout_s, self._workers = timeout_s, workers
-    digests |= {f.name: f.digest for f in self._functions}
+  functions: list[Function]
+  how: _How
 
   def load(self) -> list[Function]:
     """The functions."""
-    return self._functions
+    return self.functions
 
-  def ask(
-    self, which: int, responses: Sequence[str], example: str, step: int | None
-  ) -> list[Verdict]:
+  def ask(self, asked: Asked) -> list[Verdict]:
     """The verdicts on the responses of one call; raises Failed."""
-    function, how = self._functions[which], (self._timeout_s, self._workers)
-    found = queue.SimpleQueue[list[Verdict]]()
-
-    def call() -> None:
-      found.put(answers(function, responses, example, step, *how))
-
+    function, found = self.functions[asked.which], queue.SimpleQueue()
+    call = lambda: found.put(answers(function, asked, *self.how))
     threading.Thread(target=call, daemon=True).start()
-    most = function.seconds(self._timeout_s, len(responses), self._workers)
+    most = function.seconds(len(asked.responses), *self.how)
     try:
       return found.get(timeout=most)
     except queue.Empty:
@@ -613,17 +594,11 @@ class ThreadWorker:
 class FunctionWorker(process.Worker):
   """A process that calls a user's functions; one thread asks at a time."""
 
-  def __init__(
-    self,
-    names: Sequence[str],
-    timeout_s: float,
-    workers: int,
-    digests: dict[str, str],
-  ):
+  def __init__(self, names: Sequence[str], how: _How, digests: dict[str, str]):
     """`digests` are the hashes that the first of all processes loaded."""
     super().__init__(reply_bytes=_MAX_REPLY)
-    self._names, self._timeout_s, self._digests = names, timeout_s, digests
-    self._workers, self._functions = workers, list[Function]()
+    self._names, self._how, self._digests = names, how, digests
+    self._functions = list[Function]()
 
   def load(self) -> list[Function]:
     """Starts the process; its functions, without `call`; raises Failed."""
@@ -641,26 +616,21 @@ class FunctionWorker(process.Worker):
         raise Failed(f"the file of {name} changed during the run")
     return self._functions
 
-  def ask(
-    self, which: int, responses: Sequence[str], example: str, step: int | None
-  ) -> list[Verdict]:
+  def ask(self, asked: Asked) -> list[Verdict]:
     """The verdicts on the responses of one call; raises Failed."""
     if not self._running():
       self.load()
-    how = self._timeout_s, self._workers
-    question = dumps([which, [*responses], example, step, *how]).encode()
-    function = self._functions[which]
-    most = function.seconds(self._timeout_s, len(responses), self._workers)
+    question = dumps([asked, *self._how]).encode()
+    function = self._functions[asked.which]
+    most = function.seconds(len(asked.responses), *self._how)
     with self._question(function.name):
       found = self._answer(question, Deadline(most), most)
-      return [Verdict(*one) for one in _values(found, len(responses))]
+      return [Verdict(*one) for one in _values(found, len(asked.responses))]
 
   def _start(self, life: socket, link: socket) -> subprocess.Popen:
     env = {**os.environ, **_ENVIRONMENT}
-    # Prints of a function go to standard error.
-    return process.python(
-      __name__, [life, link], *self._names, flag="-u", stdout=2, env=env
-    )
+    how = {"flag": "-u", "stdout": 2}  # prints go to standard error
+    return process.python(__name__, [life, link], *self._names, **how, env=env)
 
 
 def main(descriptors: Sequence[int], *names: str) -> NoReturn:
@@ -690,7 +660,8 @@ def _work(link: int, names: Sequence[str]) -> None:
   hello = fault, digests, forms
 
   def answer(question: Any) -> list[Any]:
-    which, *rest = question
-    return [*map(dataclasses.astuple, answers(functions[which], *rest))]
+    asked, *how = Asked(*question[0]), *question[1:]
+    found = answers(functions[asked.which], asked, *how)
+    return [*map(dataclasses.astuple, found)]
 
   process.serve(link, hello, answer, reply_bytes=_MAX_REPLY)

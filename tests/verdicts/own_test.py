@@ -43,8 +43,8 @@ def file(tmp_path, monkeypatch):
 def verdicts(function, responses, columns=None, step=3):
   text = json.dumps(columns or {"answer": "8"})
   calls = [responses] if function.whole else [[r] for r in responses]
-  found = [own.verdicts(function, call, text, step) for call in calls]
-  return [verdict for part in found for verdict in part]
+  asked = [own.Asked(0, call, text, step) for call in calls]
+  return [verdict for one in asked for verdict in own.verdicts(function, one)]
 
 
 # Names.
@@ -384,7 +384,7 @@ def test_each_function_has_its_own_pace(file, monkeypatch):
   file("import time\nquick = lambda response: 1\n"
     "slow = lambda response: time.sleep(0.03) or 1\n")  # fmt: skip
   asked, ask = [], own.FunctionWorker.ask
-  asks = lambda self, *how: asked.append(how[:2]) or ask(self, *how)
+  asks = lambda self, it: asked.append(it[:2]) or ask(self, it)
   monkeypatch.setattr(own.FunctionWorker, "ask", asks)
   with own.Rewards(["mine.py:quick", "mine.py:slow"], workers=1) as some:
     for said in ("0123456", "789abcd"):
@@ -626,7 +626,7 @@ def test_workers_share_the_bound():
   assert [loaded.share(workers) for workers in (1, 4, 9)] == [6, 1, 1]
   # 6 waiting, each three times .5 s and a pause: eight calls take two turns.
   turn = 3 * (0.5 + own._PAUSE_S)
-  assert loaded.seconds(0.5, 8, 1) == 2 * turn + own._SPARE_S
+  assert loaded.seconds(8, 0.5, 1) == 2 * turn + own._SPARE_S
 
 
 def test_an_async_call_is_tried_again_and_one_that_is_late_is_alone(
