@@ -225,9 +225,15 @@ def attend(
     target, q, real, softcap=softcap
   ):
     return fused_attention.attend(
-      q, shared and shared[:2], own[:2], real, scale=scale, softcap=softcap,
-      target=target, mesh=mesh,
-    )  # fmt: skip
+      q,
+      shared and shared[:2],
+      own[:2],
+      real,
+      scale=scale,
+      softcap=softcap,
+      target=target,
+      mesh=mesh,
+    )
   P, M, Q, H, K = q.shape
   dtype, cpu = q.dtype, target.on_cpu
   if cpu:

@@ -147,21 +147,6 @@ class Policy(PolicySpec):
     logp, entropy = (join(x.reshape(rows[2].shape)) for x in out)
     return logp, entropy
 
-  def likeliest(
-    self, params: PyTree, tokens: Int[Array, "S"]
-  ) -> tuple[Float[Array, "T"], Int[Array, "T"], Float[Array, "T"]]:
-    """Of each token but the first its log-probability, the likeliest token in
-    its place, and its own; 64 at a time, as all logits may be too many.
-    """
-    one, more = tokens[None, :1], tokens[None, None, 1:]
-    hidden = self._response(params, one, jnp.ones_like(one, bool), more)[0, 0]
-
-    def at(x):
-      logp = jax.nn.log_softmax(layers.head(self, params, x[0]))
-      return logp[x[1]], logp.argmax(), logp.max()
-
-    return jax.lax.map(at, (hidden, tokens[1:]), batch_size=64)
-
   def _response(
     self, params, prompt, prompt_mask, response
   ) -> Float[Array, "P M T D"]:
@@ -267,10 +252,15 @@ class Policy(PolicySpec):
       if prefix is not None:
         shared = (*shared, view.shared)
       out = attention.attend(
-        q, shared, (k, v, view.own), scale=self.attention_scale,
-        softcap=self.attention_softcap, target=self.target, mesh=self.mesh,
+        q,
+        shared,
+        (k, v, view.own),
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
+        target=self.target,
+        mesh=self.mesh,
         real=real,
-      )  # fmt: skip
+      )
       x = block.close(x, out)
       # Only `_read` uses them, with one row per prompt; XLA removes the rest.
       return x, (k[:, 0], v[:, 0])
@@ -400,10 +390,16 @@ class Policy(PolicySpec):
     def attend(i, q, k, v, shared, limit):
       written.append(cache.write_pool(pools[i], k, v, block, last % C))
       return cache.attend_pool(
-        q, shared, written[i], table, jnp.maximum(stop - limit.ravel(), 0),
-        stop, scale=self.attention_scale, softcap=self.attention_softcap,
+        q,
+        shared,
+        written[i],
+        table,
+        jnp.maximum(stop - limit.ravel(), 0),
+        stop,
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
         target=self.target,
-      )  # fmt: skip
+      )
 
     return self._decode(weights, shared, token, length, which, attend), written
 

@@ -329,10 +329,17 @@ class RolloutPlan:
     """What the sampler gets."""
     load = self.load
     return RolloutSpec(
-      policy=load.policy, sampling=sampling, stop_ids=stop_ids, n=load.n,
-      max_new_tokens=load.max_new_tokens, slots=self.slots, lanes=self.lanes,
-      blocks=self.blocks, mesh=mesh, groups=self.groups,
-    )  # fmt: skip
+      policy=load.policy,
+      sampling=sampling,
+      stop_ids=stop_ids,
+      n=load.n,
+      max_new_tokens=load.max_new_tokens,
+      slots=self.slots,
+      lanes=self.lanes,
+      blocks=self.blocks,
+      mesh=mesh,
+      groups=self.groups,
+    )
 
   @property
   def groups(self) -> int:

@@ -370,11 +370,19 @@ def _phase(
   lean = dataclasses.replace(trainer, remat="layer")  # a probe is small
   o, longest = c.optim, c.sampling.max_new_tokens
   return Phase(
-    given.since, given.changed, c, trainer, chosen.objective, chosen.advantage,
-    jax.jit(chosen.keep), tx, lr,
+    given.since,
+    given.changed,
+    c,
+    trainer,
+    chosen.objective,
+    chosen.advantage,
+    jax.jit(chosen.keep),
+    tx,
+    lr,
     Layout(o.rows, o.blocks, longest, c.data.prompt_tokens, machine.axes.rows),
-    theory.Mass(lean.response_logp, c.sampling.temperature), plans,
-  )  # fmt: skip
+    theory.Mass(lean.response_logp, c.sampling.temperature),
+    plans,
+  )
 
 
 def _check_lengths(c: Config, max_positions: int) -> None:

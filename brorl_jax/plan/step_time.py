@@ -380,10 +380,18 @@ def step_time(run: Run, phase: Phase, chip: Chip, case: Case) -> StepTime:
   spec = plan.spec(SamplingParams(), ())
   spec = dataclasses.replace(spec, lanes=-(-plan.lanes // rows), groups=1)
   load = _Load(
-    lengths, passes, target, dynamic_sampling.RoundPlan((n,), 0, plan.load.n),
-    spec.program(each, streams=True), prompt, rows, machine.processes, each,
-    _rates(run, phase, chip), c.run.max_age,
-  )  # fmt: skip
+    lengths,
+    passes,
+    target,
+    dynamic_sampling.RoundPlan((n,), 0, plan.load.n),
+    spec.program(each, streams=True),
+    prompt,
+    rows,
+    machine.processes,
+    each,
+    _rates(run, phase, chip),
+    c.run.max_age,
+  )
   every, end, whole = [], 0, lengths.copy()
   for _ in range(steps):
     every.append(_sampled(load, case.pass_rate, end))

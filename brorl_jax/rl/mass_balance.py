@@ -192,11 +192,16 @@ def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
   q_pos, q_neg = mass(correct), mass(~correct)
   p_pos, p_neg = mass(correct & sampled), mass(~correct & sampled)
   return Moments(
-    q_pos=q_pos, q_neg=q_neg, p_pos=p_pos, p_neg=p_neg,
-    a2=second(correct & sampled), b2=second(~correct & sampled),
-    u_pos2=second(correct & ~sampled), u_neg2=second(~correct & ~sampled),
+    q_pos=q_pos,
+    q_neg=q_neg,
+    p_pos=p_pos,
+    p_neg=p_neg,
+    a2=second(correct & sampled),
+    b2=second(~correct & sampled),
+    u_pos2=second(correct & ~sampled),
+    u_neg2=second(~correct & ~sampled),
     s_r=reward_correct * p_pos + reward_wrong * p_neg,
-  )  # fmt: skip
+  )
 
 
 def _check(probs, correct, sampled, n, lr, reward_correct, reward_wrong):

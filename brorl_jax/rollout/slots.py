@@ -160,11 +160,19 @@ class RolloutSpec:
     slots = -(-self.slots // parts)
     pool = self.policy.pool_columns
     spec = ProgramSpec(
-      self.policy, self.sampling, self.stop_ids, chunk=self.n // parts,
-      max_new_tokens=self.max_new_tokens, lanes=lanes, slots=slots,
-      full=(lanes, slots), columns=pool or page_columns(self.max_new_tokens),
-      mesh=self.mesh, streams=streams, unchecked=_UNCHECKED if pool else 1,
-    )  # fmt: skip
+      self.policy,
+      self.sampling,
+      self.stop_ids,
+      chunk=self.n // parts,
+      max_new_tokens=self.max_new_tokens,
+      lanes=lanes,
+      slots=slots,
+      full=(lanes, slots),
+      columns=pool or page_columns(self.max_new_tokens),
+      mesh=self.mesh,
+      streams=streams,
+      unchecked=_UNCHECKED if pool else 1,
+    )
     if not pool:
       return spec
     all_rows = spec.lanes * spec.slots * spec.pages
