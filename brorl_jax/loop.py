@@ -309,17 +309,6 @@ def _save(
 def _scalars(
   sampled: SampledGroups, credit: Credit, updated: Updated
 ) -> dict[str, Any]:
-  total = credit.progress
-  return {
-    **_draw_metrics(sampled),
-    **credit.metrics,
-    **updated.metrics,
-    "data/tokens_total": total.tokens,
-    "data/samples_total": total.samples,
-  }
-
-
-def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   groups, spent = sampled.groups, sampled.spent
   seen = metrics.group_metrics(
     groups.rollouts,
@@ -335,4 +324,11 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)
     times |= {f"time/rollout_s/{process}": s for process, s in each}
-  return {**seen, **times}
+  return {
+    **seen,
+    **times,
+    **credit.metrics,
+    **updated.metrics,
+    "data/tokens_total": credit.progress.tokens,
+    "data/samples_total": credit.progress.samples,
+  }
