@@ -299,12 +299,6 @@ def _save(
 def _scalars(
   sampled: SampledGroups, credit: Credit, updated: Updated
 ) -> dict[str, Any]:
-  out = _draw_metrics(sampled) | credit.metrics | updated.metrics
-  out["data/tokens_total"] = credit.progress.tokens
-  return out | {"data/samples_total": credit.progress.samples}
-
-
-def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   groups, spent = sampled.groups, sampled.spent
   of, slowest = (groups.rollouts, groups.scores), max(sampled.rollout_s)
   seen = metrics.group_metrics(*of, sampled.kept, rollout_s=slowest)
@@ -316,4 +310,11 @@ def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)
     times |= {f"time/rollout_s/{process}": s for process, s in each}
-  return {**seen, **times}
+  return {
+    **seen,
+    **times,
+    **credit.metrics,
+    **updated.metrics,
+    "data/tokens_total": credit.progress.tokens,
+    "data/samples_total": credit.progress.samples,
+  }

@@ -43,10 +43,6 @@ answer must equal itself and nothing trivial. Choices and short answers must be
 readable. Tests must expect some output and not contradict each other.
 Instructions must be known, with their arguments. A puzzle's answer must pass.
 Not detected: contradictory instructions, and checks that accept any program.
-
-The entry of an `Example` is, for math {"answer"}; stem {"answer"} and optional
-"choices"; code {"tests"} and optional "time_limit"; instructions
-{"instructions"}; gym the record's entry.
 """
 
 import collections

@@ -22,7 +22,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.strict_json import MAX_LINE, Refused, show
@@ -266,7 +266,11 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
   try:
     with open(path, "rb") as file:
       if path.endswith(".json") and file.peek().lstrip()[:1] == b"[":
-        yield from enumerate(_elements(path, file), 1)
+        try:
+          rows = [json.dumps(row).encode() for row in json.load(file)]
+        except (ValueError, RecursionError) as error:
+          raise DataError(f"{path}: not JSON: {show(str(error))}") from error
+        yield from enumerate(rows, 1)
         return
       number = 0
       while line := file.readline(_MAX_HELD):
@@ -305,25 +309,25 @@ def _csv(path: str) -> Iterator[tuple[int, bytes]]:
     raise DataError(f"{path}, line {number}: {why}") from error
 
 
-def _elements(path: str, file: IO[bytes]) -> list[bytes]:
-  """The elements of a list, as lines of JSON."""
-  try:
-    return [json.dumps(row).encode() for row in json.load(file)]
-  except (ValueError, RecursionError) as error:
-    raise DataError(f"{path}: not JSON: {show(str(error))}") from error
-
-
 def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row]]:
   ending = path.rpartition(".")[2]
   try:  # imported here because the library is large and optional
     import pyarrow
+    from pyarrow import parquet
   except ImportError as error:
     why = f"{path}: {ending} needs pyarrow ({error})"
     raise DataError(f"{why}; pip install 'brorl_jax[parquet]'") from error
   broken = (OSError, ValueError, pyarrow.ArrowException)
   with contextlib.ExitStack() as stack:
     try:
-      names, batches = _opened(path, stack)
+      if path.endswith(".parquet"):
+        file = stack.enter_context(parquet.ParquetFile(path))
+        names = file.schema_arrow.names
+        batches = file.iter_batches(batch_size=_BATCH)
+      else:
+        mapped = stack.enter_context(pyarrow.memory_map(path))
+        batches = stack.enter_context(pyarrow.ipc.open_stream(mapped))
+        names = batches.schema.names
     except broken as error:
       raise DataError(f"{path}: not {ending}: {show(str(error))}") from error
     for name in names:
@@ -339,20 +343,6 @@ def _rows(path: str, nulls: bool) -> Iterator[tuple[int, _Row]]:
     except broken as error:
       why = f"cannot be read: {show(str(error))}"
       raise DataError(f"{path}, row {number + 1}: {why}") from error
-
-
-def _opened(
-  path: str, stack: contextlib.ExitStack
-) -> tuple[list[str], Iterator[Any]]:
-  import pyarrow
-  from pyarrow import parquet
-
-  if path.endswith(".parquet"):
-    file = stack.enter_context(parquet.ParquetFile(path))
-    return file.schema_arrow.names, file.iter_batches(batch_size=_BATCH)
-  mapped = stack.enter_context(pyarrow.memory_map(path))
-  stream = stack.enter_context(pyarrow.ipc.open_stream(mapped))
-  return stream.schema.names, iter(stream)
 
 
 def _row(columns: dict[str, Any], i: int, nulls: bool) -> _Row:

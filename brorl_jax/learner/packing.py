@@ -356,13 +356,31 @@ def _ends(depth: np.ndarray) -> np.ndarray:
 def trees(
   source: Source, distinct: Distinct, room: tuple[int, int, int]
 ) -> Iterator[Tree]:
-  """The trees of all groups: as few per group as fit into `room_of` a row."""
+  """The trees of all groups: neighbours of one, as many as fit into `room_of` a
+  row; then of the next.
+
+  Halves of what is too large would fill three quarters of a row on average.
+  """
   for p, (first, count) in distinct:
     prompt, text = _texts(source, p, first)
     order = np.lexsort(text.T[::-1])
     order = order[text[order, 0] >= 0]  # rollouts left out have no token
-    for part, size in cut_trees(order, text, len(prompt), room):
-      yield Tree(p, first[part], count[part], size)
+    length, shared, read, read_before = _lengths(text[order])
+    # What each response adds to a tree that holds the one before it.
+    more = np.maximum(read - np.minimum(shared, read_before), 0)
+    added = np.stack([more, length - shared, np.ones_like(length)])
+    total, start = np.cumsum(added, axis=1), 0
+    while start < len(order):
+      alone = np.array([len(prompt) + read[start], length[start], 1])
+      # The sizes of the tree that ends with each of the responses.
+      size = alone[:, None] + total[:, start:] - total[:, start, None]
+      fitting = np.all(size <= np.array(room)[:, None], axis=0)
+      end = start + max(int(np.sum(fitting)), 1)
+      part = order[start:end]
+      yield Tree(
+        p, first[part], count[part], (*size[:, len(part) - 1].tolist(),)
+      )
+      start = end
 
 
 def _texts(
@@ -372,33 +390,6 @@ def _texts(
   mask = source.rollouts.mask[p, rollout]
   text = np.where(mask, source.rollouts.tokens[p, rollout], -1)
   return source.prompts.tokens[p, source.prompts.mask[p]], text
-
-
-def cut_trees(
-  order: np.ndarray,
-  text: Int[np.ndarray, "M T"],
-  prompt: int,
-  room: tuple[int, int, int],
-) -> Iterator[tuple[np.ndarray, tuple[int, int, int]]]:
-  """Neighbours of one tree, as many as fit, and its size; then of the next.
-
-  Halves of what is too large would fill three quarters of a row on average.
-  """
-  length, shared, read, read_before = _lengths(text[order])
-  # What each response adds to a tree that holds the one before it.
-  more = np.maximum(read - np.minimum(shared, read_before), 0)
-  added = np.stack([more, length - shared, np.ones_like(length)])
-  total = np.cumsum(added, axis=1)
-  start = 0
-  while start < len(order):
-    alone = np.array([prompt + read[start], length[start], 1])
-    # The sizes of the tree that ends with each of the responses.
-    size = alone[:, None] + total[:, start:] - total[:, start, None]
-    fitting = np.all(size <= np.array(room)[:, None], axis=0)
-    end = start + max(int(np.sum(fitting)), 1)
-    tokens, targets, responses = size[:, end - start - 1].tolist()
-    yield order[start:end], (tokens, targets, responses)
-    start = end
 
 
 def room_of(tokens: int, length: int) -> tuple[int, int, int]:

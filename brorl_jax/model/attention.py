@@ -406,9 +406,21 @@ def _tiled_backward(size: int, softcap: float, saved, slope):
     mean = jnp.sum(
       d.astype(jnp.float32) * o.astype(jnp.float32), axis=-1, keepdims=True
     )
-    slopes = functools.partial(
-      _slopes, rows, d, top=top, mean=mean, softcap=softcap
-    )
+
+    def slopes(k: Array, v: Array, see: Array) -> tuple[Array, Array, Array]:
+      """Of queries, keys and values from one tile of scores, in float32."""
+      score = _scores(rows, k, softcap)
+      weight = jnp.where(see[:, None, :, None], jnp.exp(score - top), 0.0)
+      flat = _flat(d, k)
+      dv = product("...nt,...nk->...tk", _flat(weight.astype(d.dtype), k), flat)
+      dp = product("...nk,...tk->...nt", flat, v).reshape(weight.shape)
+      ds = weight * (dp - mean)
+      if softcap:
+        ds *= 1.0 - jnp.square(score / softcap)
+      ds = _flat(ds.astype(rows.dtype), k)
+      dq = product("...nt,...tk->...nk", ds, k).reshape(rows.shape)
+      return dq, product("...nt,...nk->...tk", ds, _flat(rows, k)), dv
+
     d_shared, d_own = carry
     dq = jnp.zeros(rows.shape)
     if shared is not None:
@@ -465,31 +477,6 @@ def _added(
   score = jnp.where(seen, _scores(rows, k, softcap), MASKED)
   values = lambda weight: _values(weight.astype(rows.dtype), v)
   return added(sums, score, values, seen)
-
-
-def _slopes(
-  rows: Array,
-  d: Array,
-  k: Array,
-  v: Array,
-  see: Array,
-  *,
-  top: Array,
-  mean: Array,
-  softcap: float,
-) -> tuple[Array, Array, Array]:
-  """Slopes of queries, keys and values from one tile of scores, in float32."""
-  score = _scores(rows, k, softcap)
-  weight = jnp.where(see[:, None, :, None], jnp.exp(score - top), 0.0)
-  d = _flat(d, k)
-  dv = product("...nt,...nk->...tk", _flat(weight.astype(d.dtype), k), d)
-  dp = product("...nk,...tk->...nt", d, v).reshape(weight.shape)
-  ds = weight * (dp - mean)
-  if softcap:
-    ds *= 1.0 - jnp.square(score / softcap)
-  ds = _flat(ds.astype(rows.dtype), k)
-  dq = product("...nt,...tk->...nk", ds, k).reshape(rows.shape)
-  return dq, product("...nt,...nk->...tk", ds, _flat(rows, k)), dv
 
 
 def _flat(x: Float[Array, "P G M J q x"], k: Array) -> Array:

@@ -148,8 +148,22 @@ def attend_pages(
 
   def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
     seen = (age < limit[:, None])[:, None, None]
-    score = jnp.where(seen, capped(_page_scores(rows, page), softcap), MASKED)
-    return added(state, score, lambda w: _page_values(w, page, q.dtype))
+    k, v, k_scale, v_scale = page
+    if k_scale is not None:
+      k, v = k.astype(q.dtype), v.astype(q.dtype)
+    score = product("bgjk,bgkc->bgjc", rows.astype(k.dtype), k)
+    if k_scale is not None:
+      score *= k_scale[:, :, None]
+
+    def values(weight: Float[Array, "B G J C"]) -> Float[Array, "B G J K"]:
+      if v_scale is not None:
+        weight *= v_scale[:, :, None]
+      return product(
+        "bgjc,bgck->bgjk", weight.astype(q.dtype).astype(v.dtype), v
+      )
+
+    score = jnp.where(seen, capped(score, softcap), MASKED)
+    return added(state, score, values)
 
   state = add(state, pages[-1], circle[-1])
   # Newest first. A branch that is not taken costs some microseconds; a program
@@ -215,19 +229,6 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
     for w in range(windows)
     for end in reversed(range(columns, 0, -size))
   ]
-
-
-def _page_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
-  k = page.k if page.k_scale is None else page.k.astype(q.dtype)
-  score = product("bgjk,bgkc->bgjc", q.astype(k.dtype), k)
-  return score if page.k_scale is None else score * page.k_scale[:, :, None]
-
-
-def _page_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
-  v = page.v if page.v_scale is None else page.v.astype(dtype)
-  if page.v_scale is not None:
-    weight *= page.v_scale[:, :, None]
-  return product("bgjc,bgck->bgjk", weight.astype(dtype).astype(v.dtype), v)
 
 
 class BlockPool(NamedTuple):
@@ -377,13 +378,7 @@ def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):
   """`kernel` on every device for its own heads; XLA would gather the pool's."""
   if not (axes := sharding.axes_here(None)):
     return kernel
-  return jax.shard_map(
-    kernel,
-    in_specs=places,
-    out_specs=out,
-    axis_names=set(axes),
-    check_vma=False,
-  )
+  return sharding.on_devices(kernel, places, out, axes, None)
 
 
 # The least side of a matrix that tensor cores multiply.
@@ -505,7 +500,6 @@ def _tiles(first, stop, tile: int):
 def _step(query, pool, table, first, stop, i, carry, *, tile: int, softcap):
   """The running softmax over one more tile of tokens."""
   kv, scale = pool
-  top, total, out = carry
   token = i * tile + jnp.arange(tile)
   seen = (token >= first) & (token < stop)
   C = kv.shape[2]
@@ -527,12 +521,10 @@ def _step(query, pool, table, first, stop, i, carry, *, tile: int, softcap):
     score *= size(0)[None]
   score = jnp.where(seen[None], capped(score, softcap), MASKED)
 
-  peak = jnp.maximum(top, jnp.max(score, axis=1))
-  shrink = jnp.exp(top - peak)
-  weight = jnp.exp(score - peak[:, None])
-  total = shrink * total + jnp.sum(weight, axis=1)
-  if scale is not None:
-    weight *= size(1)[None]
-  weight = weight.astype(query.dtype)
-  added = jnp.dot(weight, load(1), preferred_element_type=jnp.float32)
-  return peak, total, shrink[:, None] * out + added
+  def values(weight):
+    if scale is not None:
+      weight *= size(1)[None]
+    weight = weight.astype(query.dtype)
+    return jnp.dot(weight, load(1), preferred_element_type=jnp.float32)
+
+  return added(carry, score, values)

@@ -91,14 +91,8 @@ def _on_devices(f: Callable, mesh: Mesh | None, P: int, G: int) -> Callable:
   q = PartitionSpec(rows, None, None, heads)
   shared = PartitionSpec(rows, "tensor")
   own = PartitionSpec(rows, None, "tensor")
-  return jax.shard_map(
-    f,
-    mesh=None if jax.sharding.get_abstract_mesh().axis_names else mesh,
-    in_specs=(q, shared, own, PartitionSpec(rows)),
-    out_specs=q,
-    axis_names=set(axes),
-    check_vma=False,
-  )
+  places = q, shared, own, PartitionSpec(rows)
+  return sharding.on_devices(f, places, q, axes, mesh)
 
 
 def _rows(

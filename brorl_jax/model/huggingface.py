@@ -414,9 +414,29 @@ def read_tensors(
   dtype: str,
 ) -> PyTree:
   """Parameters on their devices."""
-  put = lambda layer, tree: _map(
-    lambda s: _put(s, layer, directory, files, mesh), tree
-  )
+
+  def put(layer: int, s: Stored) -> jax.Array:
+    """A parameter of one layer as it is stored; each device reads its part."""
+
+    def one(expert: int, index: Any) -> np.ndarray:
+      name = s.name.format(layer=layer, expert=expert)
+      value = files[name][index]
+      if np.isfinite(value).all():
+        return value
+      raise ValueError(f"{directory}: {name} holds values that are not finite")
+
+    def part(index: Any) -> np.ndarray:
+      if not s.experts:
+        return one(0, index)
+      experts = range(s.experts)[index[0]]
+      return np.stack([one(expert, index[1:]) for expert in experts])
+
+    if mesh is None:
+      return jnp.asarray(part((slice(None),) * len(s.shape)))
+    place = NamedSharding(mesh, s.spec)
+    return jax.make_array_from_callback(s.shape, place, part)
+
+  read = lambda layer, tree: _map(functools.partial(put, layer), tree)
 
   def turn(s: Stored, x: jax.Array) -> jax.Array:
     """From the files' layout to the policy's."""
@@ -436,41 +456,13 @@ def read_tensors(
 
   for layer in range(layers):
     # Waits, else the host would run ahead and hold several layers.
-    stack = jax.block_until_ready(place(stack, put(layer, inside), layer))
+    stack = jax.block_until_ready(place(stack, read(layer, inside), layer))
   params = {"blocks": stack}
   for name, tree in stored.items():
     if name != "blocks":
       turns = lambda one, tree=tree: _map(turn, tree, one)
-      params[name] = jax.jit(turns, out_shardings=at(name))(put(0, tree))
+      params[name] = jax.jit(turns, out_shardings=at(name))(read(0, tree))
   return params
-
-
-def _put(
-  s: Stored,
-  layer: int,
-  directory: pathlib.Path,
-  files: dict[str, Any],
-  mesh: Mesh | None,
-) -> jax.Array:
-  """A parameter of one layer as it is stored; each device reads its part."""
-
-  def one(expert: int, index: Any) -> np.ndarray:
-    name = s.name.format(layer=layer, expert=expert)
-    value = files[name][index]
-    if not np.isfinite(value).all():
-      raise ValueError(f"{directory}: {name} holds values that are not finite")
-    return value
-
-  def read(index: Any) -> np.ndarray:
-    if not s.experts:
-      return one(0, index)
-    experts = range(s.experts)[index[0]]
-    return np.stack([one(expert, index[1:]) for expert in experts])
-
-  if mesh is None:
-    return jnp.asarray(read((slice(None),) * len(s.shape)))
-  place = NamedSharding(mesh, s.spec)
-  return jax.make_array_from_callback(s.shape, place, read)
 
 
 def tensor_name(keys: tuple[str, ...], policy: Policy) -> str:

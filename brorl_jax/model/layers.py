@@ -66,23 +66,6 @@ _ACTIVATIONS = {
 }
 
 
-def _einsum(
-  c: PolicySpec, spec: str, kernel: tuple[int, ...], *, bias: bool, rngs
-) -> nnx.Einsum:
-  # A bias has the axes of the output that the input does not have.
-  inputs, added = spec.split("->")[0].split(",")
-  axes = zip(kernel, added, strict=True)
-  return nnx.Einsum(
-    spec,
-    kernel,
-    tuple(n for n, axis in axes if axis not in inputs) if bias else None,
-    dtype=c.dtype,
-    kernel_init=_INIT,
-    einsum_op=functools.partial(_as_matrices, c.target),
-    rngs=rngs,
-  )
-
-
 _PRODUCT = "product"
 
 
@@ -120,7 +103,16 @@ class _Block(nnx.Module):
     if c.qk_norm:
       self.ln_q = _Norm(c, K)
       self.ln_k = _Norm(c, K)
-    product = functools.partial(_einsum, c, rngs=rngs)
+    einsum = functools.partial(_as_matrices, c.target)
+    how = {"dtype": c.dtype, "kernel_init": _INIT, "einsum_op": einsum}
+
+    def product(spec: str, kernel: tuple[int, ...], bias: bool) -> nnx.Einsum:
+      # A bias has the axes of the output that the input does not have.
+      inputs, added = spec.split("->")[0].split(",")
+      axes = zip(kernel, added, strict=True)
+      own = tuple(n for n, axis in axes if axis not in inputs)
+      return nnx.Einsum(spec, kernel, own if bias else None, rngs=rngs, **how)
+
     if form == "fused":
       each = H // G + 2
       self.qkv = product("nd,dgjk->ngjk", (D, G, each, K), bias=c.qkv_bias)
@@ -574,20 +566,30 @@ def _over_experts(mesh, x, share, chosen, *more) -> list[Array]:
     return [*jax.lax.psum(first, meshes.WITHIN), *out[1:]]
 
   apart, whole = PartitionSpec(meshes.WITHIN), PartitionSpec()
-  return jax.shard_map(
-    added,
-    mesh=None if jax.sharding.get_abstract_mesh().axis_names else mesh,
-    in_specs=(apart, *[whole] * 3, *[apart] * 3, whole)[: 4 + len(more)],
-    out_specs=[whole] if len(more) == 3 else [*[whole] * 2, *[apart] * 3],
-    axis_names={*meshes.WITHIN},
-    check_vma=False,
-  )(numbers, x, share, chosen, *more)
+  places = (apart, *[whole] * 3, *[apart] * 3, whole)[: 4 + len(more)]
+  out = [whole] if len(more) == 3 else [*[whole] * 2, *[apart] * 3]
+  each = sharding.on_devices(added, places, out, meshes.WITHIN, mesh)
+  return each(numbers, x, share, chosen, *more)
 
 
 def _sums(block, numbers, x, share, chosen, *more) -> list[Array]:
   """Results of experts `numbers`; or, from slope, their gradients."""
   weights, slope = more[:3], more[3:]
-  count, find = _blocks_of(chosen, numbers, block)
+  expert = chosen.ravel()
+  order = jnp.argsort(expert, stable=True).astype(jnp.int32)
+  edges = jnp.append(numbers, numbers[-1] + 1)
+  start = jnp.searchsorted(expert[order], edges).astype(jnp.int32)
+  each = -(-jnp.diff(start) // block)
+  last = jnp.cumsum(each)  # blocks up to each expert
+
+  def find(b: Array) -> tuple[Array, Array]:
+    """Expert and rows of `expert` of a block; the last one of an expert is
+    filled up with n k, of which there is no row.
+    """
+    e = jnp.searchsorted(last, b, side="right")
+    at = start[e] + (b - (last - each)[e]) * block + jnp.arange(block)
+    return e, jnp.where(at < start[e + 1], order[at], chosen.size)
+
   take = lambda a, at: a.at[at].get(mode="fill", fill_value=0)
 
   def swiglu(x, share, gate, up, down):
@@ -600,31 +602,12 @@ def _sums(block, numbers, x, share, chosen, *more) -> list[Array]:
     args = take(x, token), take(share.ravel(), rows), *[w[e] for w in weights]
     out, back = jax.vjp(swiglu, *args)
     found = back(take(slope[0], token)) if slope else [out]
-    each = zip(sums, (token, rows, e, e, e), found, strict=False)
-    return [s.at[i].add(m.astype(s.dtype), mode="drop") for s, i, m in each]
+    parts = zip(sums, (token, rows, e, e, e), found, strict=False)
+    return [s.at[i].add(m.astype(s.dtype), mode="drop") for s, i, m in parts]
 
   like = (x, share.ravel(), *weights) if slope else (x,)
   zeros = [jnp.zeros(a.shape, jnp.float32) for a in like]
-  return jax.lax.fori_loop(0, count, add, zeros)
-
-
-def _blocks_of(chosen: Array, numbers: Array, block: int):
-  """How many blocks, and of one its expert and rows of `chosen.ravel()`; an
-  expert's last block is filled up with n k, of which there is no row.
-  """
-  expert = chosen.ravel()
-  order = jnp.argsort(expert, stable=True).astype(jnp.int32)
-  edges = jnp.append(numbers, numbers[-1] + 1)
-  start = jnp.searchsorted(expert[order], edges).astype(jnp.int32)
-  each = -(-jnp.diff(start) // block)
-  last = jnp.cumsum(each)  # blocks up to each expert
-
-  def find(b: Array) -> tuple[Array, Array]:
-    e = jnp.searchsorted(last, b, side="right")
-    at = start[e] + (b - (last - each)[e]) * block + jnp.arange(block)
-    return e, jnp.where(at < start[e + 1], order[at], chosen.size)
-
-  return last[-1], find
+  return jax.lax.fori_loop(0, last[-1], add, zeros)
 
 
 def layer_form(layer: PyTree) -> str:

@@ -147,6 +147,21 @@ class Policy(PolicySpec):
     logp, entropy = (join(x.reshape(rows[2].shape)) for x in out)
     return logp, entropy
 
+  def likeliest(
+    self, params: PyTree, tokens: Int[Array, "S"]
+  ) -> tuple[Float[Array, "T"], Int[Array, "T"], Float[Array, "T"]]:
+    """Of each token but the first its log-probability, the likeliest token in
+    its place, and its own; 64 at a time, as all logits may be too many.
+    """
+    one, more = tokens[None, :1], tokens[None, None, 1:]
+    hidden = self._response(params, one, jnp.ones_like(one, bool), more)[0, 0]
+
+    def at(x):
+      logp = jax.nn.log_softmax(layers.head(self, params, x[0]))
+      return logp[x[1]], logp.argmax(), logp.max()
+
+    return jax.lax.map(at, (hidden, tokens[1:]), batch_size=64)
+
   def _response(
     self, params, prompt, prompt_mask, response
   ) -> Float[Array, "P M T D"]:

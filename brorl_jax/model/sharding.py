@@ -7,7 +7,7 @@ parameters, which lies on its devices alone.
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -24,34 +24,29 @@ from jaxtyping import Array, PyTree
 
 from brorl_jax.many import meshes
 
-# Parameter path -> the meaning of each of its axes. First match wins.
+# Module of a layer -> meaning of the axes that it sums over, and of its own.
+_MODULES = (
+  ("q", ("width",), ("heads", "head_size")),
+  ("[kv]", ("width",), ("kv_heads", "head_size")),
+  ("o", ("heads", "head_size"), ("width",)),
+  ("gate|up", ("width",), ("mlp",)),
+  ("down", ("mlp",), ("width",)),
+)
+# Parameter path -> the meaning of each of its axes. One matches.
 PARAM_AXES = (
   (r"embed/embedding", ("vocab", "width")),
-  (r"blocks/q/kernel", ("layer", "width", "heads", "head_size")),
-  (r"blocks/[kv]/kernel", ("layer", "width", "kv_heads", "head_size")),
-  (r"blocks/q/bias", ("layer", "heads", "head_size")),
-  (r"blocks/[kv]/bias", ("layer", "kv_heads", "head_size")),
-  (r"blocks/o/bias", ("layer", "width")),
   (r"blocks/ln_[qk]/scale", ("layer", "head_size")),
-  (r"blocks/o/kernel", ("layer", "heads", "head_size", "width")),
-  (r"blocks/(gate|up)/kernel", ("layer", "width", "mlp")),
-  (r"blocks/down/kernel", ("layer", "mlp", "width")),
-  (r"blocks/(gate|up)/bias", ("layer", "mlp")),
-  (r"blocks/down/bias", ("layer", "width")),
-  (r"blocks/([qkv]|gate|up)/lora_a", ("layer", "width", "rank")),
-  (r"blocks/q/lora_b", ("layer", "rank", "heads", "head_size")),
-  (r"blocks/[kv]/lora_b", ("layer", "rank", "kv_heads", "head_size")),
-  (r"blocks/o/lora_a", ("layer", "heads", "head_size", "rank")),
-  (r"blocks/(gate|up)/lora_b", ("layer", "rank", "mlp")),
-  (r"blocks/down/lora_a", ("layer", "mlp", "rank")),
-  (r"blocks/(o|down)/lora_b", ("layer", "rank", "width")),
+  (r"blocks/ln_(attn|mlp)\w*/scale", ("layer", "width")),
+  *((f"blocks/({m})/kernel", ("layer", *x, *y)) for m, x, y in _MODULES),
+  *((f"blocks/({m})/bias", ("layer", *y)) for m, _, y in _MODULES),
+  *((f"blocks/({m})/lora_a", ("layer", *x, "rank")) for m, x, _ in _MODULES),
+  *((f"blocks/({m})/lora_b", ("layer", "rank", *y)) for m, _, y in _MODULES),
   (r"blocks/router/kernel", ("layer", "width", "router")),
   (
     r"blocks/expert_(gate|up)/kernel",
     ("layer", "expert", "width", "expert_mlp"),
   ),
   (r"blocks/expert_down/kernel", ("layer", "expert", "expert_mlp", "width")),
-  (r"blocks/ln_(attn|mlp)\w*/scale", ("layer", "width")),
   (r"ln_final/scale", ("width",)),
   (r"head/kernel", ("width", "vocab")),
 )
@@ -129,16 +124,23 @@ def over_rows(
   )
   places = jax.tree.map(cut, param_shardings(params, mesh))
   spread = PartitionSpec(meshes.rows(mesh))
-  inside = jax.shard_map(
-    lambda params, x: f(params, *x),
-    mesh=mesh,
-    in_specs=(places, spread),
-    out_specs=spread,
-    axis_names=by_hand,
-    # The check would refuse loops that start from the same zeros everywhere.
-    check_vma=False,
-  )
+  each = lambda params, x: f(params, *x)
+  inside = on_devices(each, (places, spread), spread, by_hand, mesh)
   return lambda *x: inside(params, x)
+
+
+def on_devices(
+  f: Callable, places: Any, out: Any, names: Iterable[str], mesh: Mesh | None
+) -> Callable:
+  """`f` on every device for its own part of these axes; others stay with XLA.
+
+  `mesh` counts only outside of such a function, which has one already.
+  """
+  if jax.sharding.get_abstract_mesh().axis_names:
+    mesh = None
+  # The check would refuse loops that start from the same zeros everywhere.
+  how: Any = dict(mesh=mesh, axis_names=set(names), check_vma=False)
+  return jax.shard_map(f, in_specs=places, out_specs=out, **how)
 
 
 def gathered(
@@ -196,10 +198,7 @@ def _by_hand(cut: Cut, f: Callable) -> Callable:
   7.8 GB instead of .8 for 2 layers of 1.5B on 4 x 2.
   """
   spec = PartitionSpec(*(None if axis == "fsdp" else axis for axis in cut))
-  names = {*meshes.WITHIN}
-  return jax.shard_map(
-    f, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False
-  )
+  return on_devices(f, spec, spec, meshes.WITHIN, None)
 
 
 def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
@@ -314,12 +313,6 @@ def put_back(tree: PyTree, shardings: PyTree) -> PyTree:
   return jax.tree.map(move, tree, shardings)
 
 
-def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
-  """A global array from the host copy that every process holds."""
-  place = NamedSharding(mesh, spec)
-  return jax.make_array_from_callback(array.shape, place, array.__getitem__)
-
-
 def own_rows(mesh: Mesh, count: int) -> slice:
   """Of `count` blocks spread over the mesh's rows those of this process."""
   place = NamedSharding(mesh, PartitionSpec(meshes.rows(mesh)))
@@ -335,7 +328,8 @@ def spread_rows(
   of it; one without that axis is whole everywhere.
   """
   if array.ndim < 2:
-    return to_mesh(mesh, PartitionSpec(), array)
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.make_array_from_callback(array.shape, whole, array.__getitem__)
   place = NamedSharding(mesh, PartitionSpec(None, meshes.rows(mesh)))
 
   def part(at: Any) -> np.ndarray:

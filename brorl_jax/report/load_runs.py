@@ -1,6 +1,7 @@
 """Reads folders of runs and evaluations for a report."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -142,17 +143,14 @@ def read(path: pathlib.Path, name: str) -> LoadedRun:
 
 
 def _about(path: pathlib.Path) -> Json:
-  file = path / "config.json"
-  try:
+  if not (file := path / "config.json").exists():
+    why = f"{file.name} is missing; choose another"
+    raise UserError(f"workdir {path} is not a run: {why}")
+  with _naming(file):
     about = json.loads(file.read_text())
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
       raise ValueError("it was not written by a run")
-    return about
-  except FileNotFoundError:
-    why = f"{file.name} is missing; choose another"
-    raise UserError(f"workdir {path} is not a run: {why}") from None
-  except (OSError, ValueError) as e:
-    raise UserError(_one_line(file, e)) from None
+  return about
 
 
 def _evaluations(
@@ -167,10 +165,8 @@ def _evaluations(
       continue
     records = list(group)
     now = {r["id"]: (r["domain"], r["task"]) for r in records}
-    try:
+    with _naming(path):
       summary = evaluate.summary(records)
-    except ValueError as e:
-      raise UserError(_one_line(path, e)) from None
     counts = {x["all"]["samples"] for x in (summary, *(e.summary for e in out))}
     if out and (now != prompts or len(counts) > 1):
       what = "held-out prompts" if now != prompts else "samples per prompt"
@@ -198,16 +194,18 @@ def _line(
 
 
 def _each(path: pathlib.Path, check: Callable[[Any], None]) -> Iterator[Any]:
-  try:
+  with _naming(path):
     yield from lines.each_line(path, check)
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+  try:
+    yield
   except (OSError, ValueError) as e:
-    raise UserError(_one_line(path, e)) from None
-
-
-def _one_line(path: pathlib.Path, error: Exception) -> str:
-  line = first_line(error)
-  line = line if str(path) in line else f"{path}: {line}"
-  return f"{line}; {_REMEDY}"
+    line = first_line(e)
+    line = line if str(path) in line else f"{path}: {line}"
+    raise UserError(f"{line}; {_REMEDY}") from None
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:

@@ -222,10 +222,13 @@ def test_a_tree_is_cut_where_one_more_response_would_not_fit(seed):
     grown = packing.grow(prompt, text[part])
     return len(grown["token"]), len(grown["target"]), len(part)
 
-  order = np.arange(len(text))
-  cut = list(packing.cut_trees(order, text, len(prompt), room))
-  parts = [part for part, _ in cut]
-  assert [size_found for _, size_found in cut] == [size(part) for part in parts]
+  real, none = text[None] >= 0, np.zeros((1, len(text)))
+  out = Rollouts(np.int32(text[None]), real * 0.0, real, none > 0, np.zeros(1))
+  asked = Prompts(np.int32(prompt[None]), prompt[None] > 0, np.zeros(1, int))
+  every = [(0, (order := np.arange(len(text)), np.ones_like(order)))]
+  cut = list(packing.trees(Source(asked, out, none), every, room))
+  parts = [tree.rollout for tree in cut]
+  assert [tree.size for tree in cut] == [size(part) for part in parts]
   assert np.concatenate(parts).tolist() == order.tolist()
   for part in parts:
     assert np.all(np.array(size(part)) <= room)

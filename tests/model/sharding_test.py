@@ -1,6 +1,7 @@
 """Tests of brorl_jax/model/sharding.py."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -154,14 +155,17 @@ def test_moments_lie_where_their_parameters_lie(mesh):
 
 
 def test_host_arrays_become_global_arrays_in_order(mesh):
-  host = np.arange(24, dtype=np.int32).reshape(8, 3)
-  out = sharding.to_mesh(mesh, P("fsdp"), host)
+  host = np.arange(24, dtype=np.int32).reshape(1, 8, 3)
+  spread = functools.partial(sharding.spread_rows, mesh, slice(0, 8), 8)
+  out = spread(host)
   np.testing.assert_array_equal(sharding.to_host(out), host)
-  assert out.sharding.spec == P("fsdp") and out.dtype == np.int32
+  assert out.sharding.spec == P(None, "fsdp") and out.dtype == np.int32
   for shard in out.addressable_shards:
-    assert shard.data.shape == (2, 3)
+    assert shard.data.shape == (1, 2, 3)
     row = int(np.argwhere(mesh.devices == shard.device)[0, 1])
-    np.testing.assert_array_equal(shard.data, host[2 * row : 2 * row + 2])
+    np.testing.assert_array_equal(shard.data, host[:, 2 * row : 2 * row + 2])
+  assert spread(host[0, :, 0]).sharding.spec == P()
+  assert spread(np.array(7)).item() == 7
 
 
 @pytest.mark.parametrize(

@@ -77,22 +77,11 @@ def check(instructions: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _read_all(given: Any) -> list[tuple[str, dict[str, Any]]]:
-  if not isinstance(given, Sequence) or isinstance(given, str):
-    raise ValueError(f"instructions is a {type(given).__name__}; use a list")
-  if not given:
-    raise ValueError("instructions is empty; give at least one")
-  return [_read(i, item) for i, item in enumerate(given)]
+  return [_read(x["id"], x.get("kwargs") or {}) for x in _instructions(given)]
 
 
-def _read(i: int, item: Any) -> tuple[str, dict[str, Any]]:
-  if not isinstance(item, Mapping) or not isinstance(item.get("id"), str):
-    raise ValueError(f'instructions[{i}] = {item!r}; use an object with "id"')
-  kind, kwargs = item["id"], item.get("kwargs") or {}
+def _read(kind: str, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
   where = f"instruction {kind!r}"
-  if not isinstance(kwargs, Mapping):
-    raise ValueError(f"{where}: kwargs = {kwargs!r}; use an object")
-  for field in item.keys() - {"id", "kwargs"}:
-    raise ValueError(f"{where}: unknown field {field!r}; use id and kwargs")
   given = {name: value for name, value in kwargs.items() if value is not None}
   if kind in BUILT_IN:
     return kind, _arguments(where, BUILT_IN[kind].arguments, given)
@@ -246,14 +235,9 @@ def _has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
 
 def _lacks_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
   lower = response.lower()
-  return not any(re.search(_as_word(w.lower()), lower) for w in forbidden_words)
-
-
-def _as_word(word: str) -> str:
-  """Unlike IFEval's it has a boundary only where it has a letter or digit."""
-  before = r"(?<!\w)" if re.match(r"\w", word[0]) else ""
-  after = r"(?!\w)" if re.match(r"\w", word[-1]) else ""
-  return before + re.escape(word) + after
+  # Unlike IFEval's a word has a boundary only where it has a letter or digit.
+  words = (rf"(?!\B\w){re.escape(w.lower())}(?<!\w\B)" for w in forbidden_words)
+  return not any(re.search(word, lower) for word in words)
 
 
 def _has_paragraphs(response: str, *, num_paragraphs: int) -> bool:

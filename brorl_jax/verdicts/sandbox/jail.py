@@ -19,15 +19,12 @@ The level of programs is the strongest that stops attempts to break out:
 A level counts if it has just stopped harmless attempts to fork, to signal, to
 open a socket, to read and write outside, and to take too much memory or time.
 
-What the jail does not promise. About a hundred system calls remain, and it does
-not protect against faults of the kernel or the CPU: to run programs of a
-determined attacker, use a separate machine. A program can learn the type and
-speed of the machine and read the interpreter's folders. It can exceed its CPU
-share with threads until its time is up. By their load programs can tell each
-other what they know: no expected value, and a verdict only of the asserts that
-their `check` has passed. Weak tests can be passed by guessing their answers.
-Only Python and its standard library run: no packages, processes, network, pipes
-or sockets.
+SECURITY.md says what the jail does not promise. Beside that, about a hundred
+system calls remain. A program can read the interpreter's folders, and exceed
+its CPU share with threads until its time is up. By their load programs can tell
+each other what they know: no expected value, and a verdict only of the asserts
+that their `check` has passed. Only Python and its standard library run: no
+packages, processes, network, pipes or sockets.
 """
 
 import dataclasses

@@ -31,6 +31,7 @@ import atexit
 import builtins
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import json
@@ -44,7 +45,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from brorl_jax.verdicts.sandbox import codec, seccomp_landlock
@@ -110,14 +111,18 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   gc.freeze()  # a collection in a program must not touch shared pages
   seccomp_landlock.adopt_orphans()
   sock = socket.socket(fileno=control)
-  with _new_namespaces(namespaces):  # fails before the first job
+  apart = contextlib.nullcontext
+  if namespaces:
+    new = seccomp_landlock.new_namespaces
+    apart = functools.partial(new, _TMP, _TMP_FLAGS, _TMP_OPTIONS)
+  with apart():  # fails before the first job
     pass
   write(control, framed(codec.dumps({"pid": os.getpid()})))
   while True:
     order, fds, _, _ = socket.recv_fds(sock, 1, 3)
     if not order:
       _end([])
-    with _new_namespaces(namespaces):
+    with apart():
       pid = os.fork()
       if pid == 0:
         _job(fds, _TMP if namespaces else None, readable)
@@ -148,20 +153,6 @@ class Wakeup:
     if self.fd >= 0:
       os.close(self.fd)
     self.fd = -1
-
-
-@contextlib.contextmanager
-def _new_namespaces(wanted: bool) -> Iterator[None]:
-  """The next child is process 1; numbers of files count from the start."""
-  if not wanted:
-    yield
-    return
-  seccomp_landlock.mount_tmpfs(_TMP, _TMP_FLAGS, _TMP_OPTIONS)
-  seccomp_landlock.unshare_processes()
-  yield
-  # An error ends the interpreter, and what is mounted with it.
-  seccomp_landlock.share_processes()
-  seccomp_landlock.unmount(_TMP)
 
 
 def _await(sock: socket.socket, pid: int) -> tuple[int, float]:
@@ -250,15 +241,7 @@ def contents(fd: int) -> bytes:
     return file.read()
 
 
-def send(
-  results: int,
-  index: int,
-  status: int,
-  payload: bytes,
-  why: bytes,
-  *,
-  cpu_s: float = 0.0,
-) -> None:
+def send(results: int, index: int, status=0, payload=b"", why=b"", cpu_s=0.0):
   write(results, FRAME.pack(index, status, cpu_s, len(payload), len(why)))
   write(results, payload)
   write(results, why)
@@ -291,7 +274,7 @@ def load(job: dict[str, Any], results: int) -> Callable[..., Any] | None:
   try:
     exec(code, vars(module))
   except BaseException as error:
-    send(results, BEFORE, 0, b"", b"runtime error: " + name_of(error))
+    send(results, BEFORE, why=b"runtime error: " + name_of(error))
     return None
   name = job["function"]
   if callable(vars(module).get(name)):
@@ -299,7 +282,7 @@ def load(job: dict[str, Any], results: int) -> Callable[..., Any] | None:
   solution: Any = vars(module).get("Solution")
   if callable(getattr(solution, name, None)):
     return lambda *args, **kwargs: getattr(solution(), name)(*args, **kwargs)
-  send(results, BEFORE, 0, b"", b"no function: " + name.encode())
+  send(results, BEFORE, why=b"no function: " + name.encode())
   return None
 
 
@@ -310,7 +293,7 @@ def _compile(program: str, results: int) -> types.CodeType | None:
   except BaseException as error:
     line = getattr(error, "lineno", None)
     where = f" in line {line}".encode() if type(line) is int else b""
-    send(results, BEFORE, 0, b"", b"syntax error: " + name_of(error) + where)
+    send(results, BEFORE, why=b"syntax error: " + name_of(error) + where)
     return None
 
 
@@ -504,7 +487,7 @@ def _serve_calls(job: dict[str, Any], ask: int, answer: int) -> int:
   function = load(job, answer)
   if function is None:
     return 0
-  send(answer, 0, 0, b"", b"")
+  send(answer, 0)
   while True:
     (size,) = LENGTH.unpack(_read_all(ask, LENGTH.size))
     asked = codec.decode(codec.loads(_read_all(ask, size)))
@@ -548,7 +531,7 @@ def _run_tests(
       why = b"runtime error: " + name_of(error)
   if lost:
     why = b"runtime error: " + lost[0].encode()
-  send(results, 0, 0, b"", why)
+  send(results, 0, why=why)
   return 0
 
 

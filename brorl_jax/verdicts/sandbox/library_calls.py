@@ -102,24 +102,18 @@ LIBRARY_CALLS: Mapping[str, LibraryCall] = {
 def preload() -> None:
   """Imports the installed libraries and runs each once, which takes seconds."""
   # A worker could not: it may not read every file, and would pay each time.
+  from brorl_jax.verdicts import gym
+
   logging.disable(logging.CRITICAL)  # else one warning per answer
-  numbers = lambda: instruction("count:numbers", {"N": 1}, "one 1")
-  for warm in (_warm_symbolic, _warm_gym, numbers):
+  for warm in (
+    lambda: symbolic(r"\sqrt{2}+1", r"1+\sqrt{2}"),
+    lambda: symbolic("x<2", r"(-\infty,2)"),
+    lambda: [*map(gym.scorer, sorted(gym.JAILED))],
+    lambda: instruction("count:numbers", {"N": 1}, "one 1"),
+  ):
     # An optional extra may be missing; a call that needs it names it.
     with contextlib.suppress(ImportError, LookupError):
       warm()
-
-
-def _warm_symbolic() -> None:
-  for answer, gold in ((r"\sqrt{2}+1", r"1+\sqrt{2}"), ("x<2", r"(-\infty,2)")):
-    symbolic(answer, gold)
-
-
-def _warm_gym() -> None:
-  from brorl_jax.verdicts import gym
-
-  for name in sorted(gym.JAILED):
-    gym.scorer(name)
 
 
 # The host's side.

@@ -22,6 +22,7 @@ Standard library only, from Python 3.9: the system's interpreter may run this.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import errno
@@ -76,7 +77,7 @@ def isolate(
   _restrict_files(readable, writable)
   _set_limits(limits)
   drop_capabilities()
-  forbid_calls(forks=forks, threads=limits.threads > 0)
+  calls_filter(forks, limits.threads > 0)()
 
 
 def _set_limits(limits: Limits) -> None:
@@ -113,27 +114,21 @@ def adopt_orphans() -> None:
   _prctl(_CHILD_SUBREAPER, 1)
 
 
-def mount_tmpfs(path: str, flags: int, options: str) -> None:
-  """Mounts a file system in memory; needs namespaces."""
+@contextlib.contextmanager
+def new_namespaces(path: str, flags: int, options: str) -> Iterator[None]:
+  """The next child is process 1 and has an empty folder in memory; numbers of
+  files count from the start. Needs namespaces.
+  """
   what = b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(flags)
   _require(_libc().mount(*what, options.encode()), f"mount {path}")
-
-
-def unmount(path: str) -> None:
-  _require(_libc().umount2(path.encode(), 0), f"unmount {path}")
-
-
-def unshare_processes() -> None:
-  """The next child begins a new namespace of processes; needs namespaces."""
   _require(_libc().unshare(_CLONE_NEWPID), "unshare")
-
-
-def share_processes() -> None:
-  """Later children are in the namespace of this process again."""
+  yield
+  # An error ends the interpreter, and what is mounted with it.
   ours = os.pidfd_open(os.getpid())
   failed = _libc().setns(ours, _CLONE_NEWPID)
   os.close(ours)
   _require(failed, "setns")
+  _require(_libc().umount2(path.encode(), 0), f"unmount {path}")
 
 
 def drop_capabilities() -> None:
@@ -204,13 +199,6 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
     _require(failed, f"landlock_add_rule {path}")
   finally:
     os.close(fd)
-
-
-def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
-  """Refuses unlisted system calls; OSError if the kernel cannot."""
-  install = calls_filter(forks, threads)
-  _prctl(_NO_NEW_PRIVS, 1)
-  install()
 
 
 @functools.lru_cache(None)

@@ -346,11 +346,11 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
 
 
 @pytest.mark.parametrize("given, message", [
-  ([], "instructions ... empty ... at least one"),
+  ([], "instructions: [] ... list ... at least one"),
   ("abc", "instructions ... list"), ({"id": "x"}, "instructions ... list"),
-  (["abc"], "instructions[0] ... 'abc' ... \"id\""),
+  (["abc"], "instructions[0] ... 'abc' ... object with id and kwargs"),
   ([NO_COMMA, {"kwargs": {}}],
-    "instructions[1] ... {'kwargs': {}} ... \"id\""),
+    "instructions[1] ... {'kwargs': {}} ... object with id and kwargs"),
   ([{"id": "punctuation:nocomma"}],
     "'punctuation:nocomma' ... unknown ... 'punctuation:no_comma'"),
   ([{"id": "count:nubmers"}],
@@ -358,9 +358,9 @@ def test_a_failed_jail_is_no_verdict_on_the_response():
   ([{"id": "zzz"}],
     "'zzz' ... unknown ... instructions.BUILT_IN ... if_library.KINDS"),
   ([{"id": "punctuation:no_comma", "kwarg": {}}],
-    "'punctuation:no_comma' ... 'kwarg' ... unknown"),
+    "'punctuation:no_comma' ... 'kwarg' ... id and kwargs only"),
   ([{"id": "punctuation:no_comma", "kwargs": [1]}],
-    "'punctuation:no_comma' ... [1]"),
+    "instructions[0].kwargs: [1] ... object"),
   ([{"id": "punctuation:no_comma", "kwargs": {"x": 1}}],
     "'punctuation:no_comma' ... x = 1 ... unknown"),
   ([{"id": "startend:end_checker", "kwargs": {"end_phrse": "a"}}],

@@ -248,7 +248,7 @@ def test_a_hole_in_the_filter_is_refused(fresh, monkeypatch, call, hole):
 @pytest.mark.parametrize("line, hole", tiers.some([
   ("_restrict_files(readable, writable)", "read outside, write outside"),
   ("_set_limits(limits)", "take too much memory"),
-  ("forbid_calls(forks=forks, threads=limits.threads > 0)", "fork"),
+  ("calls_filter(forks, limits.threads > 0)()", "fork"),
 ], 1))  # fmt: skip
 def test_a_wall_that_is_missing_is_noticed(fresh, monkeypatch, line, hole):
   hostile_code.change_source(monkeypatch, line, "pass")
