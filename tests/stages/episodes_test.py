@@ -16,12 +16,11 @@ from messages import refuses
 from small_decoders import KEY, RECALL, STOP, Recall, numbered, spec
 
 from brorl_jax.learner import packing
-from brorl_jax.main import recorder
 from brorl_jax.model import tokenizer
 from brorl_jax.rollout import dynamic_sampling, stream
 from brorl_jax.rollout.dynamic_sampling import RoundPlan, collect, played
 from brorl_jax.stages import scoring
-from brorl_jax.types import GIVEN, Interrupted, Prompts, Rollouts, Scores
+from brorl_jax.types import GIVEN, Interrupted, Rollouts, Scores
 from brorl_jax.verdicts import own
 from brorl_jax.verdicts.sandbox import jail
 
@@ -165,17 +164,6 @@ def test_what_an_environment_wrote_is_read_and_not_trained_on():
         text = next(k for k in want if [*k] == tokens[: len(k)].tolist())
         found[text] = int(mask.sum())
     assert found == want and total == made.own.sum()
-
-
-def test_what_was_sampled_of_episodes_comes_back_from_its_file(tmp_path):
-  made = jax.device_get(played(sampled(), reply, numbered(2)))
-  one = lambda p: jax.tree.map(lambda x: x[p : p + 1], made)
-  arrays = {"key": "k", "processes": 1, "most": T, "chunks": [[0, 0], [1, 0]]}
-  arrays |= {k: getattr(made, k)[made.mask] for k in ("tokens", "logp")}
-  arrays |= {k: getattr(made, k) for k in ("truncated", "slot_steps")}
-  np.savez(tmp_path / "a.npz", length=made.mask.sum(axis=2), **arrays)
-  found, _ = recorder.read_sampled(tmp_path / "a.npz", "k")
-  chex.assert_trees_all_equal([*found.values()], [one(0), one(1)])
 
 
 # The tokens of a reply, and what an environment is asked.
@@ -355,17 +343,6 @@ def test_environments_in_processes(tmp_path, monkeypatch):
     assert got == want and found[0].verdict.reason == own.REPLY
   with refuses(ValueError, "one takes messages; use it alone"):
     own.Rewards(["mine.py:step", "mine.py:score"], workers=1)
-
-
-def test_prompts_come_back_with_what_they_go_on_from():
-  made = jax.device_get(played(sampled(), reply, numbered(2)))
-  one = jax.tree.map(lambda x: x[:1], made)
-  back = dynamic_sampling.going_on(numbered(1), [one])
-  assert isinstance(back, Prompts) and back.begun is not None
-  np.testing.assert_array_equal(back.begun[..., 0] >= 0, one.mask)
-  np.testing.assert_array_equal(
-    back.begun[..., 1].view(np.float32)[one.mask], one.logp[one.mask]
-  )
 
 
 def test_the_environment_of_the_readme_runs_a_program(tmp_path):
