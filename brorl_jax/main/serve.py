@@ -18,6 +18,7 @@ import http
 import itertools
 import json
 import os
+import resource
 import secrets
 import socket
 import threading
@@ -45,7 +46,9 @@ except ImportError:
 
 KEY = "BRORL_API_KEY"  # in the environment: what clients must send
 MAX_BODY = 4 << 20  # bytes; a conversation of 32k tokens has some 130 kB
-WAITING = 256  # prompts that may wait
+WAITING = 1024  # prompts that may wait, as when many begin at once
+CONNECTIONS = 2048
+RETRY_S = "30"  # clients try some times more; compiling takes minutes
 MOST_N = 1024
 MOST_TOKENS = 1 << 24  # of all responses to a request: 1 GB as lists
 READ_S = 30.0  # for a head, for a body, and for a client that does not read
@@ -88,7 +91,7 @@ class Refusal(Exception):
     kind = ("invalid_request", "server")[self.status >= 500]
     error = {"message": str(self), "param": self.param, "type": f"{kind}_error"}
     error["code"] = http.HTTPStatus(self.status).name.lower()
-    more = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+    more = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": RETRY_S}}
     headers = headers or more.get(self.status)
     return _reply({"error": error}, self.status, headers)
 
@@ -445,10 +448,10 @@ class Connection(H11Protocol):
 
 def server(app: Any) -> uvicorn.Server:
   """Of this app, with bounds for what clients may do."""
-  return uvicorn.Server(uvicorn.Config(  # a process may open 1024 files
+  return uvicorn.Server(uvicorn.Config(
     app, http=Connection, loop="asyncio", ws="none", lifespan="off",
     log_level="error", access_log=False, proxy_headers=False,
-    server_header=False, limit_concurrency=512, timeout_keep_alive=15,
+    server_header=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=15,
     timeout_graceful_shutdown=10,
   ))  # fmt: skip
 
@@ -473,4 +476,7 @@ def run(where: str, *, host: str, port: int) -> None:
     app = Server(sample.load(where), name, key).app()
     shown = f"[{address}]" if ":" in address else address
     print(f"{name}: http://{shown}:{port}/v1", flush=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = max(soft, min(2 * CONNECTIONS, hard))  # often 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     server(app).run(sockets=[listening])
