@@ -22,6 +22,7 @@ import http
 import itertools
 import json
 import os
+import resource
 import secrets
 import socket
 import threading
@@ -52,8 +53,9 @@ except ImportError:
 KEY = "BRORL_API_KEY"  # in the environment: what clients must send
 MAX_BODY = 4 << 20  # bytes; a conversation of 32k tokens has some 130 kB
 LARGE = 1 << 16  # bytes; a tokenizer may take 5 s for a million characters
-CONNECTIONS = 400  # beyond these the oldest that send nothing give way
-WAITING = 256  # prompts that may wait
+WAITING = 1024  # prompts that may wait, as when many begin at once
+CONNECTIONS = 2048  # beyond 3/4 the oldest that send nothing give way
+RETRY_S = "30"  # clients try some times more; compiling takes minutes
 MOST_N = 1024
 MOST_TOKENS = 1 << 24  # of all responses to a request: 1 GB as lists
 READ_S = 30.0  # for a head, for a body, and for a client that does not read
@@ -89,7 +91,7 @@ class Refusal(HTTPException):
   """A reply that is an error."""
 
   def __init__(self, status: int, message: str, param: str | None = None):
-    more = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+    more = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": RETRY_S}}
     super().__init__(status, message, more.get(status))
     self.param = param
 
@@ -458,7 +460,7 @@ class Connection(H11Protocol):
     transport.max_size = 1 << 14  # bytes at a time: 30 ms as chunks of one byte
     self._since = self.loop.time()
     self._watch(None)
-    if len(self.connections) <= CONNECTIONS:
+    if len(self.connections) <= CONNECTIONS * 3 // 4:
       return
     others: Any = self.connections - {self}
     late = [x for x in others if str(x.conn.their_state) in _COMES]
@@ -478,10 +480,10 @@ class Connection(H11Protocol):
 
 def server(app: Any) -> uvicorn.Server:
   """Of this app, with bounds for what clients may do."""
-  return uvicorn.Server(uvicorn.Config(  # a process may open 1024 files
+  return uvicorn.Server(uvicorn.Config(
     app, http=Connection, loop="asyncio", ws="none", lifespan="off",
     log_level="error", access_log=False, proxy_headers=False,
-    server_header=False, limit_concurrency=512, timeout_keep_alive=15,
+    server_header=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=15,
     timeout_graceful_shutdown=10,
   ))  # fmt: skip
 
@@ -506,4 +508,7 @@ def run(where: str, *, host: str, port: int) -> None:
     app = Server(sample.load(where), name, key).app()
     shown = f"[{address}]" if ":" in address else address
     print(f"{name}: http://{shown}:{port}/v1", flush=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = max(soft, min(2 * CONNECTIONS, hard))  # often 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     server(app).run(sockets=[listening])

@@ -320,7 +320,7 @@ HOSTILE = {
   "a name": (CHAT, ASK | {"x" * 9999: 1}, 400, "not served"),
   "no prompts": (TEXT, {"prompt": []}, 400, "prompt"),
   "an empty prompt": (TEXT, {"prompt": ["1", ""]}, 400, "prompt"),
-  "prompts": (TEXT, {"prompt": ["1"] * 300}, 400, "too many"),
+  "prompts": (TEXT, {"prompt": ["1"] * 1025}, 400, "too many"),
   "a mixed prompt": (TEXT, {"prompt": ["1", 2]}, 400, "prompt"),
   "a dict": (TEXT, {"prompt": [{"a": 1}]}, 400, "prompt"),
   "a token": (TOKENS, {"prompt_token_ids": [512]}, 400, "0 to 511"),
@@ -519,7 +519,7 @@ def test_who_goes_frees_the_place(scripted, monkeypatch, caplog):
     until(lambda: waits() == [False, False])
     with pytest.raises(openai.RateLimitError, match="2 prompts wait") as e:
       c.chat.completions.create(model="m", **ASK)
-    assert e.value.response.headers["retry-after"] == "1"
+    assert e.value.response.headers["retry-after"] == "30"
     two[0].close()
     until(lambda: sum(waits()) == 1)
     third = send(port, body)
@@ -531,6 +531,20 @@ def test_who_goes_frees_the_place(scripted, monkeypatch, caplog):
     two[1].close(), third.close()
   gc.collect()
   assert not caplog.records  # who goes writes nothing into the log
+
+
+def test_many_may_begin_at_once(scripted):
+  """An evaluation of hundreds, while the first program is compiled."""
+  scripted.may.clear()
+  body = post(json.dumps(ASK | {"max_tokens": 8}))
+  with online(scripted) as (port, ours):
+    every = [send(port, body) for _ in range(600)]
+    first = lambda: sum(call[0] for call in scripted.calls)
+    until(lambda: first() + len(ours.line._waiting) == 600)
+    scripted.may.set()
+    assert {status(s) for s in every} == {200}
+    for s in every:
+      s.close()
 
 
 def test_what_waits_is_sampled_together(scripted, monkeypatch):
