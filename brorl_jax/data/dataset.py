@@ -222,9 +222,6 @@ def _hash(lines: Iterable[str]) -> bytes:
   return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
 
 
-# Held-out examples: a part of the data by hash, or separate files.
-
-
 def sides(
   read: Callable[..., Data],
   files: Sequence[str],

@@ -37,9 +37,8 @@ def locate(checkpoint: str) -> CheckpointSource:
 
   Raises ValueError if it is none of these.
   """
-  if (run_source := find_run(checkpoint)) is not None:
-    return run_source
-  return CheckpointSource(huggingface.locate(checkpoint))
+  found = find_run(checkpoint)
+  return found or CheckpointSource(huggingface.locate(checkpoint))
 
 
 def find_run(checkpoint: str) -> CheckpointSource | None:

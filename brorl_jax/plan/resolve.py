@@ -420,9 +420,13 @@ def sized(
   spare = 1 if wasteful else _SPARE
   c = with_in_flight(c, axes, chunk, spare)
   _check_mesh(c, c.optim.blocks or axes.rows, axes.rows, chunk)
+  # While it samples, and while an update is applied. A CPU's memory
+  # is the host's.
+  away = "nothing" if policy.target.on_cpu else c.devices.offload
+  parts = policy.shapes, tx, axes.abstract
   held, applying = (
-    _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
-    for applying in (False, True)
+    _state_bytes(parts, keep_reference=keep_reference, offload=offload)
+    for offload in (away, "reference" if away == "moments" else away)
   )
   update = _update_of(c, policy, held, axes)
   sizes = {"rows": update.responses, "blocks": update.prompts}
@@ -573,32 +577,12 @@ def _heldout_plan(
       each = -(-each // 2)
 
 
-def _state_bytes(
-  c: Config,
-  policy: Policy,
-  tx: Optimizer,
-  axes: Axes,
-  keep_reference: bool,
-  *,
-  applying: bool,
-) -> int:
-  """Bytes per device of the training state while it samples or updates."""
-  # A CPU's memory is the host's.
-  away = "nothing" if policy.target.on_cpu else c.devices.offload
-  if applying and away == "moments":
-    away = "reference"
-  _, shapes, places = states.state_places(
-    policy.shapes,
-    tx,
-    axes.abstract,
-    keep_reference=keep_reference,
-    offload=away,
-  )
+def _state_bytes(parts: tuple, **how: Any) -> int:
+  """Bytes per device of a training state; arguments as of `state_places`."""
+  _, shapes, places = states.state_places(*parts, **how)
   leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
-  on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
-  return sharding.shard_bytes(
-    [x for x, _ in on_device], [s for _, s in on_device]
-  )
+  ours = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
+  return sharding.shard_bytes([x for x, _ in ours], [s for _, s in ours])
 
 
 def parameter_bytes(

@@ -110,8 +110,6 @@ def verify(
   return _verdict(program, parsed, ended)
 
 
-# The program in a response.
-
 _LANGUAGES = ("", "python", "python3", "py3", "py")
 _BLOCKS = 32  # the last of a response; more would take quadratic time
 # Possessive, so that a line that is no fence takes linear time.
@@ -384,8 +382,6 @@ def _printable(text: bytes) -> str:
   decoded = text[:200].decode("utf-8", "replace")
   return "".join(c if c.isprintable() else "?" for c in decoded)
 
-
-# Comparison of an output with the expected one.
 
 # An exponent without a point has its sign: `1e5` may be a digest.
 _DECIMAL = re.compile(

@@ -300,9 +300,6 @@ def _one_line(error: Exception) -> str:
   return line.removeprefix("assert ").replace("self.", "") + " is required"
 
 
-# Scoring.
-
-
 def verify(
   response: str, entry: Mapping[str, Any], jail: Jail | None = None
 ) -> Verdict:

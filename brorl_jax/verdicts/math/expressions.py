@@ -355,8 +355,6 @@ _EXACT: dict[str, Callable[..., Any]] = {
 _NOT_ZERO = {"/": "division by zero", "root": "root of degree zero"}
 
 
-# From tokens to a tree.
-
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _CLOSING |= {r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 _ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceil"}
