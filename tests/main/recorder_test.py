@@ -14,17 +14,8 @@ from messages import mentions, refuses
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main.recorder import (
-  KILLED,
-  NO_WORD,
-  Recorder,
-  inversion,
-  last_word,
-  pair,
-  records_of_step,
-  samples,
-  this_process,
-)
+from brorl_jax.main import recorder as record
+from brorl_jax.main.recorder import KILLED, NO_WORD, Recorder, this_process
 from brorl_jax.many import processes
 from brorl_jax.model import spec
 from brorl_jax.report import stats
@@ -105,14 +96,21 @@ def test_what_was_sampled_of_a_step_is_kept_for_that_step(wired, tmp_path):
   assert not path.exists()
 
 
-def test_what_crosses_a_step_stays_as_long_as_the_checkpoint(wired, tmp_path):
-  kept, c = wired.kept, wired[0].config
+@pytest.fixture
+def crossing(wired, tmp_path):
+  """A recorder of a run of which samples cross a step, and such samples."""
+  c = wired[0].config
   c = dataclasses.replace(c, run=dataclasses.replace(c.run, max_age=1))
-  recorder = Recorder(c, tmp_path, wired.examples, [], lambda *_: [], {}, {})
+  how, old = (c, tmp_path, wired.examples, [], lambda *_: []), {}
+  for chunk, x in drawn(jax.device_get(wired.kept)).chunks(2).items():
+    old[chunk] = dataclasses.replace(x, age=x.mask.astype(np.int8))
+  return lambda changed={}: Recorder(*how, changed, {}), old
+
+
+def test_what_crosses_stays_as_long_as_the_checkpoint(crossing, tmp_path):
+  of, found = crossing
+  recorder = of()
   recorder._open = True
-  found = drawn(jax.device_get(kept)).chunks(2)
-  old = lambda x: dataclasses.replace(x, age=x.mask.astype(np.int8))
-  found = {chunk: old(x) for chunk, x in found.items()}
   for step in (3, 5, 7):
     recorder.keep(step + 1, found)  # that of step 5 may not be there yet
     if step == 3:
@@ -125,13 +123,8 @@ def test_what_crosses_a_step_stays_as_long_as_the_checkpoint(wired, tmp_path):
   assert names() == ["step_10.0.npz", "step_8.0.npz"]
 
 
-def test_what_crossed_a_step_must_be_there(wired, tmp_path, monkeypatch):
-  c = wired[0].config
-  c = dataclasses.replace(c, run=dataclasses.replace(c.run, max_age=1))
-  of = lambda changed={}: Recorder(
-    c, tmp_path, wired.examples, [], lambda *_: [], changed, {}
-  )
-  folder = tmp_path / "sampled"
+def test_what_crossed_a_step_must_be_there(crossing, tmp_path, monkeypatch):
+  (of, found), folder = crossing, tmp_path / "sampled"
   remedy = "put it back, ... --config.run.max_age=0"
   assert of().sampled(1) == {}  # nothing can
   with refuses(UserError, f"{folder}/step_4.0.npz, ... is missing; {remedy}"):
@@ -140,9 +133,7 @@ def test_what_crossed_a_step_must_be_there(wired, tmp_path, monkeypatch):
   assert of({"run.max_age": 0}).sampled(4) == {}  # there was no max_age
   assert of().sampled(4) == {}
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  found = drawn(jax.device_get(wired.kept)).chunks(2)
-  old = lambda x: dataclasses.replace(x, age=x.mask.astype(np.int8))
-  of().keep(4, {chunk: old(x) for chunk, x in found.items()})
+  of().keep(4, found)
   with refuses(UserError, f"{folder}/step_4.1.npz, ... is missing"):
     of().sampled(4)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
@@ -161,7 +152,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
 
   def measure(step, params, prompts):
     steps.append(step)
-    return records_of_step(this, examples, scorer, step, params, prompts)
+    return record.records_of_step(this, examples, scorer, step, params, prompts)
 
   given = tmp_path, examples, examples.heldout(), measure, {}, {"sandbox": 1}
   recorder = Recorder(this.config, *given, lambda: {"late": 2, "it died": 1})
@@ -189,8 +180,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     assert line["by_family"] == want
     mean, half = stats.mean_interval(np.array(line["rates"]))
     assert line["pass_at_1"] == pytest.approx(mean)
-    assert line["half_width"] == half
-    assert len(line["rates"]) == 16
+    assert (line["half_width"], len(line["rates"])) == (half, 16)
   assert {r["id"].split("/")[1] for r in records} == {"heldout"}
   visits = metrics.read_lines(tmp_path / "visits.jsonl")
   assert len(visits) == len(kept.prompts.index)
@@ -208,8 +198,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     assert (line["verdict"] == "pass") == (line["reward"] == 1.0)
     assert (line["answer"] == line["gold"]) >= (line["verdict"] == "pass")
     assert line["seconds"] >= 0.0 and (line["reason"] == "") == line["reward"]
-    n = kept.scores.reward[p] == line["reward"]
-    assert n.any()
+    assert (kept.scores.reward[p] == line["reward"]).any()
 
 
 def timeless(workdir):
@@ -239,7 +228,7 @@ def test_a_step_without_a_kept_group_shows_what_it_drew(wired):
   none = jax.tree.map(lambda x: x[:0], drawn)
   last = jax.tree.map(lambda x: x[3:], drawn)
   for kept, order, told in ((none, [0, 1, 2, 3], 0), (last, [3, 0, 1, 2], 1)):
-    lines = [*samples(1, kept, drawn, wired.examples)]
+    lines = [*record.samples(1, kept, drawn, wired.examples)]
     names = [wired.examples.example(1, p).id for p in order]
     assert [line["id"] for line in lines] == names
     said = [line["kept"] for line in lines]
@@ -258,7 +247,7 @@ def test_a_sample_is_one_that_was_drawn(wired):
     rollouts=dataclasses.replace(kept.rollouts, mask=mask),
     scores=kept.scores._replace(reward=reward, responses=responses),
   )
-  lines = [*samples(1, some, some, wired.examples)]
+  lines = [*record.samples(1, some, some, wired.examples)]
   assert len(lines) == 4 and lines[1]["reward"] == 1.0
   assert lines[1]["tokens"] == int(mask[1, 1].sum()) > 0
 
@@ -270,11 +259,12 @@ def test_an_evaluation_shows_a_right_and_a_wrong_response():
   wrong |= {"response": "\x1b[2J" + 9 * "9"}
   bare = {"task": "m", "pass": False, "status": "fail", "reason": ""}
   lines = "  pass  m: 3 + 5?\n    -> 8", "  fail  m: 3 + 5?\n    ->  [2J99..."
-  assert pair([bare, wrong, right, wrong], 6).splitlines() == [
+  assert record.pair([bare, wrong, right, wrong], 6).splitlines() == [
     *lines[0].splitlines(), "  fail  m: 3 + 5?",
     "    ->  [2J99...  (wrong ...)",
   ]  # fmt: skip
-  assert pair([bare, right], 6) == lines[0] and pair([bare], 6) == ""
+  assert record.pair([bare, right], 6) == lines[0]
+  assert record.pair([bare], 6) == ""
 
 
 @pytest.mark.parametrize("step, done", [(1, -1), (3, 2), (4, 2), (9, 2)])
@@ -471,7 +461,7 @@ def curve_line(rates, n=16):
 def test_answering_more_of_fewer_prompts_is_an_inversion():
   """Of 40 prompts all were right now and then; 25 are always right now."""
   before = curve_line([0.1] * 40)
-  said = inversion(before, curve_line([1.0] * 25 + [0.0] * 15))
+  said = record.inversion(before, curve_line([1.0] * 25 + [0.0] * 15))
   assert mentions(said, ".100 ... .625 ... right one of 16 ... 1.000 ... 0.625")
   assert mentions(said, "configs/need.py ... sampling.n ... 'maxrl'")
   for after in (
@@ -480,13 +470,11 @@ def test_answering_more_of_fewer_prompts_is_an_inversion():
     [1.0] * 39 + [0.0],  # one prompt is within the interval: 2.5 +- 4.9 %
     [1.0],  # other prompts
   ):
-    assert inversion(before, curve_line(after)) is None
-  assert inversion(curve_line([0.1]), curve_line([1.0])) is None
+    assert record.inversion(before, curve_line(after)) is None
+  assert record.inversion(curve_line([0.1]), curve_line([1.0])) is None
 
 
-def test_an_inversion_is_an_event_of_the_evaluation_that_shows_it(
-  wired, tmp_path
-):
+def test_an_inversion_is_an_event_of_its_evaluation(wired, tmp_path):
   def measured(step, *_):
     """Of 20 prompts the first of 2 is right, then both of the first 15."""
     for p, (n, x) in itertools.product(range(20), enumerate(*measure())):
@@ -533,11 +521,9 @@ def test_process_0_has_the_files(files):
 
 
 def test_another_process_only_measures_and_is_told(files, wired, monkeypatch):
-  told, given = iter([None, "no line", 0.75]), []
+  told, got = iter([None, "no line", 0.75]), []
   monkeypatch.setattr(processes, "leads", lambda: False)
-  monkeypatch.setattr(
-    processes, "first", lambda x: given.append(x) or next(told)
-  )
+  monkeypatch.setattr(processes, "first", lambda x: got.append(x) or next(told))
   (recorder, asked), kept = files, wired.kept
   assert not recorder.started
   recorder.start(3)
@@ -546,7 +532,7 @@ def test_another_process_only_measures_and_is_told(files, wired, monkeypatch):
   recorder.step(3, {}, kept, drawn(kept))
   recorder.dump(3, kept, wired.stages.advantages(kept, RunState()), kept)
   recorder.sync()
-  assert recorder.started and given == [None, None, 0.0]
+  assert recorder.started and got == [None, None, 0.0]
   assert asked == [] == [*recorder.workdir.iterdir()]
 
 
@@ -576,5 +562,5 @@ def test_the_last_word_of_a_process(tmp_path, monkeypatch, lines, said):
   path.write_text("".join(json.dumps(x) + "\n" for x in lines))
   steps = [{"step": 3, "memory/peak_bytes": int(3.7 * 2**30)}, {"step": 4}]
   (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)))
-  found = last_word(path)
+  found = record.last_word(path)
   assert found == said or (said and said in found)

@@ -249,8 +249,7 @@ def test_every_part_of_a_phase_follows_from_its_own_config():
     seen.append(got)
   first, second, third = this.phases
   assert second.objective.loss is losses.LOSSES["gspo"]
-  assert third.objective.clip_high == 0.5
-  assert third.objective.kl_weight == 0.25
+  assert (third.objective.clip_high, third.objective.kl_weight) == (0.5, 0.25)
   assert third.objective.temperature == third.mass.temperature == 0.5
   assert (first.layout.length, third.layout.length) == (6, 5)
   assert first.memory.update.tokens == 6 and third.memory.update.tokens == 5
@@ -280,12 +279,10 @@ def test_options_of_the_policy_go_to_where_they_count():
 def test_a_reference_of_any_phase_is_kept_from_the_start():
   kl = lambda weight, **how: {"reference.kl_weight": weight, **how}
   for first, later, kept in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)):
-    this = resolved(
-      kl_weight=0.1 * first, phases=(kl(0.1 * later, from_step=9),)
-    )
-    assert this.keep_reference == bool(kept)
-    for phase in this.phases:
-      assert round(phase.memory.sampling_bytes / weights(this)) == 3 + kept
+    it = resolved(kl_weight=0.1 * first, phases=(kl(0.1 * later, from_step=9),))
+    assert it.keep_reference == bool(kept)
+    for phase in it.phases:
+      assert round(phase.memory.sampling_bytes / weights(it)) == 3 + kept
 
 
 def weights(this):
@@ -303,9 +300,8 @@ def test_this_machine_has_all_devices():
 @pytest.mark.parametrize("fields", [{}, {"memory_bytes": 10**9}])
 def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
   small = dict(in_flight=0, rows=0, blocks=0, samples=512, dtype="auto")
-  c = one_step.config(
-    **small, **fields, phases=({"from_step": 2, "optim.lr": 1.0},)
-  )
+  later = {"from_step": 2, "optim.lr": 1.0}
+  c = one_step.config(**small, **fields, phases=(later,))
   here = resolve.here(c.devices)
   where = Topology(Name("here"), jax.devices(), spec.here())
   want = resolve.resolve(c, here)
@@ -348,9 +344,7 @@ def test_a_run_keeps_the_memory_that_it_began_with(tmp_path):
   ((), 96, 2, 32), ((), 16, 8, 16), ((16, 64, 512), 512, 8, 16),
   ((128, 512), 512, 2, 32),
 ])  # fmt: skip
-def test_rollouts_of_a_prompt_lie_on_all_rows_of_devices(
-  rounds, n, rows, chunk
-):
+def test_rollouts_of_a_prompt_lie_on_all_rows(rounds, n, rows, chunk):
   c = one_step.config(n=n, samples=2 * n, rounds=rounds)
   assert resolve.chunk_of(c.sampling, rows) == chunk
 
@@ -493,7 +487,7 @@ def trains(monkeypatch, tmp_path):
     return 1
 
   held = []
-  silent = SimpleNamespace(log_lines=[], close=lambda: None)
+  silent = SimpleNamespace(log_lines=[], close=lambda: None, episodes=False)
   parts = SimpleNamespace(examples=silent, scorer=silent)
   monkeypatch.setattr(train, "_parts", lambda *_, **__: parts)
   monkeypatch.setattr(train, "_train", hold)
@@ -514,8 +508,7 @@ def trains(monkeypatch, tmp_path):
 
 
 def test_a_run_goes_on_in_its_dtype_on_another_machine(trains):
-  assert trains(auto(), GPU) == "bfloat16"
-  assert trains(auto(), CPU) == "bfloat16"
+  assert trains(auto(), GPU) == trains(auto(), CPU) == "bfloat16"
   assert trains(auto(), CPU, allow_change=True) == "bfloat16"
   assert trains(one_step.config(dtype="bfloat16"), CPU) == "bfloat16"
   with refuses(UserError, "policy.dtype = 'bfloat16'"):

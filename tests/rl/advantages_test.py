@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
+from messages import refuses
 
 from brorl_jax.rl import advantages
 
@@ -139,8 +140,7 @@ def test_by_hand_with_rollouts_that_do_not_count():
   In the last row the rollouts that count are equal, the others are not.
   """
   reward = jnp.array([[3.0, 0.0, 0.0, 9.0]] * 3 + [[1.0, 1.0, 0.0, 2.0]])
-  count = jnp.array([3, 1, 0, 2])
-  valid = jnp.arange(4)[None] < count[:, None]
+  valid = jnp.arange(4)[None] < jnp.array([3, 1, 0, 2])[:, None]
   np.testing.assert_array_equal(
     advantages.informative(reward, valid), [True, False, False, False]
   )
@@ -245,20 +245,15 @@ def test_what_each_weight_maximizes_in_expectation(n, p):
 
   grad log p = sum_{k=1..} (1 - p)^(k-1) grad p, p of the right answers.
   """
-  assert expected_weight(advantages.leave_one_out, n, p) == pytest.approx(
-    1.0, rel=1e-5
-  )
-  assert expected_weight(advantages.center_by_group, n, p) == pytest.approx(
-    (n - 1) / n, rel=1e-5
-  )
-  assert expected_weight(advantages.maxrl, n, p) == pytest.approx(
-    sum((1 - p) ** (k - 1) for k in range(1, n)), rel=1e-5
-  )
+  near = functools.partial(pytest.approx, rel=1e-5)
+  weight = functools.partial(expected_weight, n=n, p=p)
+  assert weight(advantages.leave_one_out) == near(1.0)
+  assert weight(advantages.center_by_group) == near((n - 1) / n)
+  series = sum((1 - p) ** (k - 1) for k in range(1, n))
+  assert weight(advantages.maxrl) == near(series)
   for k in (2, n - 1):
     of_k = functools.partial(advantages.pass_at_k, k=k)
-    assert expected_weight(of_k, n, p) == pytest.approx(
-      k * (1 - p) ** (k - 1), rel=1e-4
-    )
+    assert weight(of_k) == near(k * (1 - p) ** (k - 1), rel=1e-4)
 
 
 def test_grpo_in_expectation_at_large_n(p=0.1):
@@ -352,13 +347,12 @@ def test_every_kind_is_its_function(kind):
 
 @pytest.mark.parametrize("function, message", [
   (lambda reward, valid: reward, "TypeError"),
-  (lambda reward, valid, length: reward[0], r"float32\[6\]"),
-  (lambda reward, valid, length: valid, r"bool\[4,6\]"),
+  (lambda reward, valid, length: reward[0], "float32[6]"),
+  (lambda reward, valid, length: valid, "bool[4,6]"),
 ])  # fmt: skip
 def test_an_own_function_of_another_shape_is_refused(function, message):
-  with pytest.raises(ValueError, match=message) as error:
+  with refuses(ValueError, message):
     advantages.from_user(function)
-  assert "\n" not in str(error.value)
 
 
 def loo(reward, valid, length):
@@ -506,10 +500,9 @@ def test_every_rule_by_hand(kind):
 
 @pytest.mark.parametrize("function, message", [
   (lambda reward: reward[:, 0] > 0, "TypeError"),
-  (lambda reward, valid: reward > 0.5, r"bool\[4,6\]"),
-  (lambda reward, valid: reward[:, 0], r"float32\[4\]"),
+  (lambda reward, valid: reward > 0.5, "bool[4,6]"),
+  (lambda reward, valid: reward[:, 0], "float32[4]"),
 ])  # fmt: skip
 def test_an_own_rule_of_another_shape_is_refused(function, message):
-  with pytest.raises(ValueError, match=message) as error:
+  with refuses(ValueError, message):
     advantages.rule_from_user(function)
-  assert "\n" not in str(error.value)

@@ -139,8 +139,7 @@ def test_a_save_survives_the_donation_of_the_state(run, much, monkeypatch):
   store.close()
   for step in reversed(range(1, 9)):
     state, progress = run.restore(state)
-    assert progress == {"tokens": step}
-    assert bits(state) == seen[step]
+    assert (progress, bits(state)) == ({"tokens": step}, seen[step])
     shutil.rmtree(run.folder / str(step))
 
 
@@ -255,8 +254,7 @@ def test_falls_back_and_can_save_the_same_step_again(run, damage):
   assert (aside / "checkpoints/2").is_dir()  # set aside, not deleted
   store.save(2, state_of(2), run_state_of(2))
   store.close()
-  assert is_step(run.restore(), 2)
-  assert len(run.said) == 1
+  assert is_step(run.restore(), 2) and len(run.said) == 1
 
 
 @pytest.mark.parametrize("like, message", [
@@ -287,8 +285,7 @@ def test_parameters_are_read_alone(run, step, want):
   run.save(2, 4)
   files = sorted(run.folder.rglob("*"))
   got = checkpoints.read_params(run.folder, step, abstract_params(run))
-  assert got[0] == want
-  assert bits(got[1]) == bits(state_of(want).params)
+  assert (got[0], bits(got[1])) == (want, bits(state_of(want).params))
   assert sorted(run.folder.rglob("*")) == files  # nothing is changed
 
 
@@ -458,22 +455,15 @@ class Slow:
 
   def __init__(self, monkeypatch):
     self.go, self.began = threading.Event(), threading.Event()
-    self.error, self.threads = None, []
-    inner = checkpoints.compare
+    self.threads, inner = [], checkpoints.compare
 
     def compare(*args):
       self.threads.append(threading.current_thread())
       self.began.set()
       assert self.go.wait(60)
-      if self.error is not None:
-        raise self.error
       inner(*args)
 
     monkeypatch.setattr(checkpoints, "compare", compare)
-
-  def hold(self):
-    self.go.clear()
-    self.began.clear()
 
 
 def test_a_clock_that_jumps_ends_no_save(run, monkeypatch):
@@ -621,8 +611,7 @@ def test_what_stays(scores, newest, every):
   assert {s for s in scores if every and s % every == 0} <= stays.keys()
   known = [x for x in scores.values() if x is not None]
   if known:
-    best = min(s for s, x in scores.items() if x == max(known))
-    assert best in stays
+    assert min(s for s, x in scores.items() if x == max(known)) in stays
   assert len(stays) <= newest + 1 + (61 // every + 1 if every else 0)
   assert checkpoints.superfluous(stays, newest=newest, every=every) == []
 

@@ -36,8 +36,7 @@ def test_continues_byte_for_byte_and_drops_what_came_after(path):
   before = path.read_bytes().splitlines(keepends=True)
   fill(path, {"step": 4, "new": True}, after=3)
   after = path.read_bytes().splitlines(keepends=True)
-  assert after[:4] == before[:4]
-  assert after[4:] == [b'{"step": 4, "new": true}\n']
+  assert (after[:4], after[4:]) == (before[:4], [b'{"step": 4, "new": true}\n'])
 
 
 @pytest.mark.parametrize("cut", [1, 5, 12])
@@ -114,8 +113,7 @@ def test_a_file_is_replaced_only_by_one_that_is_on_disk(path, monkeypatch):
 
   monkeypatch.setattr(os, "replace", spy)
   lines.write_whole(path, "new")
-  assert path.read_text() == "new"
-  assert moved == [([f"{path}.part"], str(path))]
+  assert (path.read_text(), moved) == ("new", [([f"{path}.part"], str(path))])
   assert seen[1:] == [str(path.parent)]
 
 

@@ -39,12 +39,9 @@ def test_each_bound(metric, value, guard, bound):
 
 
 def test_the_reward_is_an_average_over_steps():
-  reward = lambda *xs: (
-    after(Guard(), *({"reward/mean": x} for x in xs))[0].reward
-  )
-  assert reward(0.5) == 0.5
-  assert reward(0.5, 1.0) == pytest.approx(0.55)
-  assert reward(0.5, 1.0, None, 0.0) == pytest.approx(0.495)
+  mean = lambda *xs: after(Guard(), *({"reward/mean": x} for x in xs))[0].reward
+  assert (mean(0.5), mean(0.5, 1.0)) == (0.5, pytest.approx(0.55))
+  assert mean(0.5, 1.0, None, 0.0) == pytest.approx(0.495)
 
 
 def test_the_first_step_and_what_is_not_measured_raise_nothing():
@@ -120,8 +117,7 @@ def test_a_checkpoint_gives_back_the_same_value():
     tokens=2**40, samples=3, shaped=4, since_reset=5, resets=6, best=0.25,
     stalled=7, grad_norms=(1.5, 2.0), usual={"kl": (3, 0.5)}, beyond={"kl": 2},
   )  # fmt: skip
-  after = run_state.from_json(json.loads(json.dumps(before.to_json())))
-  assert after == before
+  assert run_state.from_json(json.loads(json.dumps(before.to_json()))) == before
 
 
 def test_stalls_are_counted_from_the_best_score():
