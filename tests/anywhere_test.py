@@ -87,8 +87,7 @@ def metrics(run: pathlib.Path) -> list[dict]:
 
 def test_the_command_says_the_version_of_the_wheel(brorl, site):
   (wheel,) = site.parent.glob("*.whl")
-  said = brorl("--version").stdout
-  assert said.split() == wheel.name.split("-")[:2]
+  assert brorl("--version").stdout.split() == wheel.name.split("-")[:2]
 
 
 @pytest.mark.slow

@@ -241,8 +241,7 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   out, err = process.communicate(timeout=240)
   assert process.returncode == 0, err
   assert "resumes after step 2" in out
-  assert digest(killed) == digest(whole)
-  assert numbers(killed) == numbers(whole)
+  assert (digest(killed), numbers(killed)) == (digest(whole), numbers(whole))
   file.write_text(REWARD + "# another\n")
   process = start(killed, **small | {"steps": 6})
   _, err = process.communicate(timeout=120)
@@ -318,8 +317,7 @@ def test_a_run_is_exported_as_it_is(whole, exported):
 def test_one_step_of_a_run_is_exported(whole, tmp_path, capsys):
   run, out = whole[0], tmp_path / "out"
   export_to(run / "checkpoints" / "3", out)
-  said = capsys.readouterr().out
-  assert said == f"wrote step 3 of {run} to {out}, float32\n"
+  assert capsys.readouterr().out == f"wrote step 3 of {run} to {out}, float32\n"
   with pytest.raises(UserError, match="there is no checkpoint 99 in"):
     export_to(run / "checkpoints" / "99", tmp_path / "none")
   assert not (tmp_path / "none").exists()

@@ -40,7 +40,5 @@ def settled(c: Config,
     Machine(axes, at, processes), keep_reference=keep_reference)  # fmt: skip
 
 
-def planned(
-  c: Config, policy: Policy = SMALL, axes: Axes = ONE, **how
-) -> Plans:
-  return settled(c, policy, axes, **how)[1]
+def planned(c: Config, policy: Policy = SMALL, axes: Axes = ONE, **kw) -> Plans:
+  return settled(c, policy, axes, **kw)[1]

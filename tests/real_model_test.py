@@ -285,8 +285,7 @@ def test_what_a_run_leaves_is_read_by_transformers(run, text, tmp_path):
   for step in steps:
     assert np.isfinite(step["loss/total"]) and step["optim/grad_norm"] > 0
     assert step["policy/logp_gap_max"] < 1e-3
-  given = configured.config(checkpoint=str(run[0])).policy
-  export.run(given, tmp_path / "out")
+  export.run(configured.config(checkpoint=str(run[0])).policy, tmp_path / "out")
   exported = bj.load(str(tmp_path / "out"))
   by = lambda new, old: float(jnp.abs(new - old).max())
   moved = jax.tree.leaves(jax.tree.map(by, exported.params, text.params))

@@ -59,8 +59,7 @@ LONG = "a number of thousands of digits"
 def test_a_section_checks_itself(values, line):
   with pytest.raises(Wrong) as e:
     Small(**values)
-  assert len(str(e.value)) < 300
-  assert mentions(str(e.value), line)
+  assert len(str(e.value)) < 300 and mentions(str(e.value), line)
   assert mentions(str(e.value.below("optim")), f"optim.{line}")
 
 

@@ -66,8 +66,7 @@ def test_a_published_row_is_read_and_judged(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, changes, field, value", KNOWN["made"])
 def test_what_is_made_of_a_row(name, changes, field, value):
-  record = getattr(suite_rows, name)(ROWS[name]["row"] | changes)
-  assert record[field] == value
+  assert getattr(suite_rows, name)(ROWS[name]["row"] | changes)[field] == value
 
 
 @pytest.mark.parametrize("name, changes, field, named", KNOWN["refused"])

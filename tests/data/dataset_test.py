@@ -27,6 +27,9 @@ HOSTILE = [
 ]
 
 
+asked = lambda text: ({"role": "user", "content": text},)
+
+
 def whole_number(record):
   if not record["answer"].strip("-").isdigit():
     raise ValueError(f"{record['answer']!r} cannot be read; write a number")
@@ -120,9 +123,6 @@ def test_an_example_of_each_domain(tmp_path):
     line("t", prompt=None, messages=chat),
   )
   data = read(path, domains=SIMPLE)
-
-  def asked(text):
-    return ({"role": "user", "content": text},)
 
   source, choice = "my-set", {"answer": "8", "choices": ["x", "y"]}
   assert data == Data([
@@ -254,7 +254,6 @@ def test_a_missing_library_is_not_the_lines_fault(tmp_path):
 
 
 def test_the_digest_notices_every_change():
-  asked = lambda text: ({"role": "user", "content": text},)
   one = Example("a", "math", "s", asked("q"), {"answer": "8"})
   two = dataclasses.replace(one, id="b")
   changed = [
@@ -481,11 +480,9 @@ def test_files_of_others_are_read_by_the_names_they_have(tmp_path):
     {"question": "3 + 6?", "answer": 9})  # fmt: skip
   data = read(path, form=GSM8K, domains=DOMAINS)
 
-  def example(line, asked, answer, **columns):
-    message = {"role": "user", "content": asked}
-    entry = {"answer": answer}
-    name = f"train/{line}"
-    return Example(name, "math", "train", (message,), entry, columns)
+  def example(line, text, answer, **columns):
+    how = asked(text), {"answer": answer}, columns
+    return Example(f"train/{line}", "math", "train", *how)
 
   assert data.examples == [
     example(1, "3 + 5?", "8", level=2, tags=["easy", None]),
@@ -507,16 +504,16 @@ def test_wrong_answers_in_columns_are_choices(tmp_path):
     path = plain(tmp_path / "gpqa.jsonl", *rows)
     return read(path, form=form, domains=DOMAINS).examples
 
-  asked = [f"Which energy, {i}?" for i in range(30)]
-  found = examples(*(row(question) for question in asked))
-  for question, example in zip(asked, found, strict=True):
+  texts = [f"Which energy, {i}?" for i in range(30)]
+  found = examples(*map(row, texts))
+  for question, example in zip(texts, found, strict=True):
     choices, letter = example.entry["choices"], example.entry["answer"]
     assert sorted(choices) == ["3 eV", "4 eV", "5 eV"]
     assert choices["ABC".index(letter)] == "3 eV"
     a, b, c = choices
     assert example.question == f"{question}\n\nA) {a}\nB) {b}\nC) {c}"
   assert {example.entry["answer"] for example in found} == {*"ABC"}
-  turned = examples(*(row(x, wrong=("5 eV", "4 eV")) for x in asked))
+  turned = examples(*(row(x, wrong=("5 eV", "4 eV")) for x in texts))
   assert [x.entry for x in turned] == [x.entry for x in found]
   # What has choices and a letter already.
   text = "Which?\nA) 4 eV\nB) 5 eV\nC) 3 eV"
@@ -622,8 +619,7 @@ def test_lines_without_an_id_are_named_by_file_and_line(tmp_path):
   ]
   assert ids(one) == ["own-x", "train/2"]
   both = ["own-x", "x/train.jsonl/2", "own-y", "y/train.jsonl/2"]
-  assert ids([one, other]) == both
-  assert ids([other, one]) == both[2:] + both[:2]
+  assert (ids([one, other]), ids([other, one])) == (both, both[2:] + both[:2])
   # Of a run's training and held-out files, no two have one id.
   assert ids(one, beside=[other]) == both[:2]
   assert ids(other, beside=[one]) == both[2:]

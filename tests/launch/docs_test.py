@@ -37,9 +37,7 @@ def test_a_page_by_hand(tmp_path, monkeypatch):
   assert {*map(str, linked)} == {"c.py", "a/b", "f.png"}
 
 
-def test_every_page_of_the_menu_is_written_and_every_document_is_in_it(
-  tmp_path,
-):
+def test_every_page_of_the_menu_is_written_and_every_document_in_it(tmp_path):
   pages.write(tmp_path)
   menu = (LAUNCH / "docs" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
   named = set(re.findall(r"[\w/-]+\.md", menu))

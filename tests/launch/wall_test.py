@@ -132,9 +132,7 @@ def test_every_arm_of_a_language_model_is_a_config():
   assert len(p) > 50 and 1 / 512 <= p.min() and p.max() <= 1 / 16
 
 
-def test_what_is_kept_of_a_run_of_a_language_model(
-  tmp_path, monkeypatch, capsys
-):
+def test_what_a_run_of_a_language_model_keeps(tmp_path, monkeypatch, capsys):
   """Responses to "1" are always right, to "3" the last of the second 512."""
   asked, loaded, change = [], [], monkeypatch.setattr
 

@@ -338,8 +338,7 @@ def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
 
   layout = Sized(rows=2, blocks=1, length=2, prompt=4)
   (batch,) = packing.pack(one, layout).batches()
-  found = None if batch.trees is None else batch.trees.token.shape[-1]
-  assert found == want
+  assert (None if batch.trees is None else batch.trees.token.shape[-1]) == want
 
 
 def test_padding_of_trees_is_what_no_prefix_fills():

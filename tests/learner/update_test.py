@@ -210,8 +210,7 @@ def test_logp_gap_is_zero_for_the_policy_that_sampled():
     for batch, x in zip(batches, logp, strict=True)
   ]
   _, stats = gradient(with_logp("logp_sampled", 0.0))
-  assert stats.logp_gap_max < 1e-5
-  assert stats.clip_fraction.value == 0.0
+  assert stats.logp_gap_max < 1e-5 and stats.clip_fraction.value == 0.0
   _, off = gradient(with_logp("logp_sampled", -0.5))
   np.testing.assert_allclose(off.logp_gap_max, 0.5, rtol=1e-4)
   np.testing.assert_allclose(off.logp_gap.value, 0.5, rtol=1e-4)
@@ -361,24 +360,22 @@ def packed_tokens(parts):
 
 
 def test_rollouts_that_do_not_count_are_not_packed():
-  some = groups(
-    [[1, 0, 1, 0], [0, 0, 1, 1]], length=[[1, 2, 3, 4], [4, 4, 1, 1]]
-  )
+  it = groups([[1, 0, 1, 0], [0, 0, 1, 1]], length=[[1, 2, 3, 4], [4, 4, 1, 1]])
   cut = np.array([[False, False, False, True], [True, True, False, False]])
   advantage = np.arange(8, dtype=np.float32).reshape(2, 4)
-  minibatches = lambda counted: update.minibatches(some, advantage, counted,
+  minibatches = lambda counted: update.minibatches(it, advantage, counted,
     Layout(rows=2, blocks=2, length=4, prompt=5), count=2, seed=(0, 1),
     scale=lambda length: None)  # fmt: skip
   parts = minibatches(~cut)
   want = {}
-  for p, n, t in np.argwhere(some.rollouts.mask):
+  for p, n, t in np.argwhere(it.rollouts.mask):
     if not cut[p, n]:
-      want[int(some.rollouts.tokens[p, n, t])] = (1.0, float(advantage[p, n]))
+      want[int(it.rollouts.tokens[p, n, t])] = (1.0, float(advantage[p, n]))
   assert packed_tokens(parts) == want and len(want) == 1 + 2 + 3 + 1 + 1
   # Five count, and all of them differ.
   assert update.packing_metrics(parts, 5)["update/distinct_fraction"] == 1.0
   parts = minibatches(np.ones((2, 4), bool))
-  assert len(packed_tokens(parts)) == some.rollouts.mask.sum() == 20
+  assert len(packed_tokens(parts)) == it.rollouts.mask.sum() == 20
 
 
 def test_why_an_update_was_skipped():
@@ -440,12 +437,10 @@ def in_batches(monkeypatch, seed=0):
 
 
 def state_on(mesh):
-  make = functools.partial(states.init_state, params(), TX, keep_reference=True)
-  abstract = jax.eval_shape(make)
+  new = functools.partial(states.init_state, params(), TX, keep_reference=True)
+  abstract = jax.eval_shape(new)
   places = sharding.state_shardings(abstract, abstract.params, mesh)
-  return jax.device_put(
-    dataclasses.replace(make(), reference=params(1)), places
-  )
+  return jax.device_put(dataclasses.replace(new(), reference=params(1)), places)
 
 
 @pytest.mark.parametrize("count, kl_term", [(1, False), (1, True), (2, False)])

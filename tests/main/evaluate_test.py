@@ -37,6 +37,7 @@ from brorl_jax.verdicts.domains import DOMAINS
 
 ROOT = pathlib.Path(__file__).parents[2]
 FAMILIES = ("gcd", "count_primes", "spell_backward")
+FILES_ALONE = {"data.domains.gym.weight": 0.0, "prompt_tokens": 80}
 
 
 def config(**changes):
@@ -144,9 +145,8 @@ def test_the_table_shows_the_summary(whole):
 
 def test_the_same_command_again_samples_nothing(whole, monkeypatch, capsys):
   workdir, records = whole
-  monkeypatch.setattr(
-    prefixes, "rollouts", lambda *_, **__: pytest.fail("samples")
-  )
+  fail = lambda *_, **__: pytest.fail("samples")
+  monkeypatch.setattr(prefixes, "rollouts", fail)
   said = (workdir / "eval" / "summary.json").read_bytes()
   assert run(workdir) == records
   assert (workdir / "eval" / "summary.json").read_bytes() == said
@@ -157,9 +157,8 @@ def test_the_same_command_again_samples_nothing(whole, monkeypatch, capsys):
 def test_one_prompt_is_enough_and_has_no_interval(tmp_path, capsys):
   a = made.problems(tmp_path / "a.jsonl", [5])
   b = made.problems(tmp_path / "b.jsonl", [9], prefix="b")
-  changes = {"data.files": (a,), "data.heldout_files": (b,)}
-  changes |= {"data.domains.gym.weight": 0.0, "prompt_tokens": 80}
-  run(tmp_path / "e", **changes)
+  files = {"data.files": (a,), "data.heldout_files": (b,)}
+  run(tmp_path / "e", **FILES_ALONE, **files)
   text = (tmp_path / "e" / "eval" / "summary.json").read_text()
   said = json.loads(text)["all"]
   assert (said["prompts"], said["low"], said["high"]) == (1, None, None)
@@ -171,31 +170,37 @@ def test_one_prompt_is_enough_and_has_no_interval(tmp_path, capsys):
 # ------------------------------------------------------------------ killed
 
 
-def killed(workdir, monkeypatch, chunks):
-  class Killed(BaseException):
-    pass
+class Killed(BaseException):
+  pass
 
+
+def stopped(workdir, chunks, do, error, **how):
+  """An evaluation that ends once so many chunks are sampled, and `do` ran."""
   calls, rollouts = itertools.count(), prefixes.rollouts
 
   def doomed(*args, **named):
     if next(calls) == chunks:
-      raise Killed
+      do()
     return rollouts(*args, **named)
 
-  with monkeypatch.context() as patch:
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(error, **how) as e:
     patch.setattr(prefixes, "rollouts", doomed)
-    with pytest.raises(Killed):
-      run(workdir)
+    run(workdir)
+  return e.value
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("chunks, tear", [(1, 0), (2, 400), (1, 10**6)],
   ids=["between chunks", "inside a chunk", "all of it"])  # fmt: skip
 def test_a_killed_evaluation_ends_as_if_it_had_not_been(
-  whole, tmp_path, monkeypatch, chunks, tear, capsys
+  whole, tmp_path, chunks, tear, capsys
 ):
   workdir = tmp_path / "run"
-  killed(workdir, monkeypatch, chunks)
+
+  def killed():
+    raise Killed
+
+  stopped(workdir, chunks, killed, Killed)
   path = workdir / "eval" / "records.jsonl"
   written = path.read_bytes()
   assert written == whole[1][: len(written)]
@@ -215,20 +220,11 @@ def test_a_killed_evaluation_ends_as_if_it_had_not_been(
   assert same[0] == same[1]
 
 
-def test_a_folder_that_goes_is_a_storage_fault(whole, tmp_path, monkeypatch):
+def test_a_folder_that_goes_is_a_storage_fault(whole, tmp_path):
   workdir = tmp_path / "run"
-  calls, rollouts = itertools.count(), prefixes.rollouts
-
-  def vanished(*args, **named):
-    if next(calls) == 1:
-      shutil.rmtree(workdir / "eval")
-    return rollouts(*args, **named)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(prefixes, "rollouts", vanished)
-    with pytest.raises(StorageError, match=r"records\.jsonl.*again") as error:
-      run(workdir)
-  assert error.value.status == 74 and "\n" not in str(error.value)
+  gone = lambda: shutil.rmtree(workdir / "eval")
+  e = stopped(workdir, 1, gone, StorageError, match=r"records\.jsonl.*again")
+  assert e.status == 74 and "\n" not in str(e)
   assert run(workdir) == whole[1]
 
 
@@ -289,8 +285,7 @@ def test_other_records_are_refused(whole, tmp_path, line, said):
   else:
     lines[1:2] = [] if line is None else [line]
   path.write_bytes(b"\n".join(lines) + b"\n")
-  refusal = refused(workdir)
-  assert mentions(refusal, f"{path} ... eval/ ... {said}")
+  assert mentions(refused(workdir), f"{path} ... eval/ ... {said}")
 
 
 @pytest.mark.parametrize("changes, said", [
@@ -324,8 +319,7 @@ def test_a_run_is_evaluated_at_its_newest_step_or_at_one(tmp_path):
   other = run(tmp_path / "c", checkpoint=str(training / "checkpoints" / "3"))
   assert other.replace(b'"step": 3', b'"step": 5') != newest
   # What is exported is the same policy.
-  c = config(checkpoint=str(training))
-  export.run(c.policy, tmp_path / "exported")
+  export.run(config(checkpoint=str(training)).policy, tmp_path / "exported")
   again = run(tmp_path / "d", checkpoint=str(tmp_path / "exported"))
   assert again.replace(b'"step": 0', b'"step": 5') == newest
 
@@ -532,8 +526,7 @@ def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
 
 def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
   a = problems(tmp_path / "a.jsonl", range(60))
-  changes = {"data.files": (a,), "data.domains.gym.weight": 0.0}
-  changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
+  changes = FILES_ALONE | {"data.files": (a,), "data.heldout_one_in": 3}
   training = make_run(tmp_path / "training", [3], **changes)
   changes["checkpoint"] = str(training)
   line = refused(tmp_path / "e", **changes | {"data.heldout_one_in": 4})
@@ -553,10 +546,8 @@ def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   rows = [{"question": f"{i} + 1 = ?", "label": i + 1} for i in range(30)]
   made.dump(path, rows)
   fields = "prompt:question,answer:label"
-  how = {"data.fields": fields, "data.domain": "math"}
-  trained_on = run_on(
-    tmp_path / "run", str(path), one_in=3, gym_weight=1.0, **how
-  )
+  how = {"data.fields": fields, "data.domain": "math", "gym_weight": 1.0}
+  trained_on = run_on(tmp_path / "run", str(path), one_in=3, **how)
   [start] = checkpoint_source.starts(
     checkpoint_source.CheckpointSource(huggingface.ASSETS, trained_on)
   )
@@ -622,8 +613,7 @@ def test_a_file_that_was_edited_after_training_is_refused(tmp_path):
 @pytest.mark.ci
 def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(60))
-  changes = {"data.files": (a,), "data.domains.gym.weight": 0.0}
-  changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
+  changes = FILES_ALONE | {"data.files": (a,), "data.heldout_one_in": 3}
   training = make_run(tmp_path / "training", [3], **changes)
   export.run(config(checkpoint=str(training)).policy, tmp_path / "policy")
   changes["checkpoint"] = str(tmp_path / "policy")
@@ -637,8 +627,7 @@ def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   both = [str(further), str(training)]
   for run_or_policy in (further, tmp_path / "again"):
     source = checkpoint_source.locate(str(run_or_policy))
-    starts = checkpoint_source.starts(source)
-    assert [start.run for start in starts] == both
+    assert [start.run for start in checkpoint_source.starts(source)] == both
   (tmp_path / "policy" / "trained_on.json").write_text('{"starts": [7]}')
   line = refused(tmp_path / "e", **changes | {"checkpoint": str(further)})
   assert mentions(
@@ -649,8 +638,7 @@ def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
 @pytest.mark.ci
 def test_an_evaluation_needs_no_files_to_train_on(tmp_path, capsys):
   a = problems(tmp_path / "a.jsonl", range(4))
-  changes = {"data.heldout_files": (a,), "data.domains.gym.weight": 0.0}
-  changes |= {"prompt_tokens": 80}
+  changes = FILES_ALONE | {"data.heldout_files": (a,)}
   run(tmp_path / "e", **changes)
   assert "files: none to train on; held out 4;" in capsys.readouterr().out
   records = metrics.read_lines(tmp_path / "e" / "eval" / "records.jsonl")

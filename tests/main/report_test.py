@@ -85,8 +85,7 @@ def test_runs_measured_otherwise_are_refused(tmp_path, changes, difference):
 def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
   """Those of files have to be the same."""
   a = made.run(tmp_path / "a")
-  b = made.run(tmp_path / "b", prompts=OTHER, seed=1)
-  report.run([a, b])
+  report.run([a, made.run(tmp_path / "b", prompts=OTHER, seed=1)])
   data = json.loads((a / "report" / "report.json").read_text())
   assert [arm["runs"] for arm in data["arms"]] == [[0, 1]]
   file = {k.replace("aime/7", "aime/8"): v for k, v in OTHER.items()}
@@ -120,8 +119,7 @@ def test_runs_with_other_rewards_of_a_user_are_refused(tmp_path, both):
 def test_a_seed_may_differ_where_no_puzzle_is_made(tmp_path):
   prompts = {f"aime/{i}": ("math", "aime") for i in range(4)}
   a = made.run(tmp_path / "a", prompts=prompts)
-  b = made.run(tmp_path / "b", prompts=prompts, seed=1)
-  report.run([a, b])
+  report.run([a, made.run(tmp_path / "b", prompts=prompts, seed=1)])
 
 
 @pytest.mark.parametrize(

@@ -324,8 +324,7 @@ def test_lines_are_answered(talk, policy, tmp_path, monkeypatch):
   want = [*policy.each([SHORT], 4), *policy.each([SHORT], 4, first=1)]
   want = [one.text for each in want for one in each]
   assert [one["response"] for one in typed] == want
-  assert [one["response"] for one in file] == want
-  assert want[:4] != want[4:]
+  assert [one["response"] for one in file] == want and want[:4] != want[4:]
 
 
 def test_responses_to_examples_are_judged(talk, run, tmp_path, monkeypatch):

@@ -317,8 +317,7 @@ def test_phases_add_up():
   assert one == c and none is None
   assert what == {"sampling.n": 256, "optim.lr": 1}
   of = lambda c: (c.sampling.n, c.optim.lr, c.reward.length)
-  assert of(two) == (256, 1.0, "")
-  assert isinstance(two.optim.lr, float)
+  assert of(two) == (256, 1.0, "") and isinstance(two.optim.lr, float)
   assert of(three) == (128, 1.0, "replace")
   assert three.reward.mask_truncated is True
   assert three.sampling.samples == c.sampling.samples

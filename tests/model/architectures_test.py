@@ -253,8 +253,7 @@ def test_refuses_what_is_not_a_config(tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError) as e:
       architectures.read_policy(tmp_path, dtype="float32")
-    assert str(e.value).startswith(f"{path} {why}")
-    assert "\n" not in str(e.value)
+    assert str(e.value).startswith(f"{path} {why}") and "\n" not in str(e.value)
   path.write_bytes(b"\xff\xfe{}")
   with pytest.raises(ValueError, match="cannot be read"):
     architectures.read_policy(tmp_path, dtype="float32")

@@ -168,8 +168,7 @@ def test_the_index_says_where_every_tensor_is(tmp_path):
     size += of_file
     assert {index["weight_map"].pop(name) for name in tensors} == {path.name}
     assert path.stat().st_mode & 0o777 == 0o644
-  assert not index["weight_map"]
-  assert index["metadata"]["total_size"] == size
+  assert not index["weight_map"] and index["metadata"]["total_size"] == size
 
 
 def test_a_policy_that_its_config_does_not_describe_is_not_saved(tmp_path):
@@ -222,8 +221,7 @@ def test_a_revision_is_found_in_the_cache_of_the_hub(tmp_path, monkeypatch):
   one, other = hub_cache.made(tmp_path, monkeypatch, v1=ASSETS, v2=ASSETS)
   for plan in (False, True):
     locate = functools.partial(huggingface.locate, plan=plan)
-    assert locate("maker/model@v1") == one
-    assert locate("maker/model@v2") == other
+    assert (locate("maker/model@v1"), locate("maker/model@v2")) == (one, other)
     assert locate(f"maker/model@{one.name}") == one
   # A directory of that name comes first.
   (tmp_path / "maker" / "model@v2").mkdir(parents=True)
@@ -260,8 +258,7 @@ def test_what_the_cache_lacks_is_downloaded_by_the_command_told(
 
 @pytest.mark.parametrize("name", huggingface.EMBEDDED)
 def test_an_embedded_policy_is_a_directory_that_loads(name):
-  directory = huggingface.locate(name)
-  policy, params = huggingface.load(directory)
+  policy, params = huggingface.load(huggingface.locate(name))
   count = sum(a.size for a in jax.tree.leaves(params))
   assert 0 < count <= 3_000_000
   assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)

@@ -334,8 +334,7 @@ def test_the_form_of_a_layer_follows_the_machine(target, changes, form):
 @pytest.mark.parametrize("name", tiers.some(POLICIES, 2, 4))
 def test_a_layer_computes_what_it_computed_before(name):
   policy = POLICIES[name]
-  params = shaken(policy)
-  layer = jax.tree.map(lambda x: x[1], params["blocks"])
+  layer = jax.tree.map(lambda x: x[1], shaken(policy)["blocks"])
   fewer = layers.fused_layer(policy, layer)
   rng = np.random.default_rng(1)
   x = jnp.asarray(rng.normal(size=(2, 3, 1, policy.width)), jnp.float32)

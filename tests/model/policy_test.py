@@ -252,8 +252,7 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
   prompt, mask = whole(ids[:3])
   response = whole(ids[3:])[0][None]
   got = logits(policy, params, *whole(ids))
-  assert got.dtype == jnp.float32
-  assert jnp.any(got != got.astype(jnp.bfloat16))
+  assert got.dtype == jnp.float32 and jnp.any(got != got.astype(jnp.bfloat16))
   exact = logits(TINY, params, *whole(ids))
   assert 0 < float(jnp.max(jnp.abs(got - exact))) < 0.05 * jnp.ptp(exact)
 

@@ -75,8 +75,7 @@ def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
 
 
 def test_text_survives(built):
-  assert built.decode(map(built.encode, ODD)) == ODD
-  assert built.decode([]) == []
+  assert (built.decode(map(built.encode, ODD)), built.decode([])) == (ODD, [])
 
 
 def test_a_prompt_is_the_question_and_the_ask_token(built):
@@ -275,8 +274,7 @@ def test_a_template_is_refused_by_its_file(directory, tmp_path, data, says):
   path.write_bytes(data)
   with pytest.raises(ValueError) as e:
     tokenizer.Tokenizer(directory, tokenizer.read_template(path))
-  assert str(e.value).startswith(f"{path}{says}")
-  assert "\n" not in str(e.value)
+  assert str(e.value).startswith(f"{path}{says}") and "\n" not in str(e.value)
 
 
 def test_a_template_that_cannot_be_read_is_refused(tmp_path):

@@ -44,8 +44,7 @@ def test_every_part_by_hand():
   results = 14 * 5 * 6 * 70
   assert stages["finishing"] == always | {"cache": 2 * page, "results": results}
   prefilling = stages["prefilling"]
-  assert prefilling.pop("work") > 0
-  assert prefilling == always
+  assert prefilling.pop("work") > 0 and prefilling == always
   assert one.need(2, 3) == max(
     sum(parts.values()) for parts in one.stages(2, 3).values()
   )
@@ -169,10 +168,8 @@ def test_more_of_anything_needs_more(field, low, high):
 
 
 def test_longer_rollouts_need_more_whatever_their_pages():
-  total = [
-    needed(max_new_tokens=T, slots=8, lanes=4) for T in range(1, 1300, 13)
-  ]
-  assert all(a < b for a, b in itertools.pairwise(total))
+  got = [needed(max_new_tokens=T, slots=8, lanes=4) for T in range(1, 1300, 13)]
+  assert all(a < b for a, b in itertools.pairwise(got))
 
 
 @pytest.mark.parametrize("slots, lanes, want",

@@ -62,14 +62,11 @@ def test_zeros_follow_from_the_mesh(rows, prompts, each, data):
 
 
 def test_rows_are_as_many_as_fit():
-  c = config(rows=1, blocks=1, max_new_tokens=4096)
-  most = planned(c, on_gpu()).update
+  most = planned(config(rows=1, blocks=1, max_new_tokens=4096), on_gpu()).update
   rows = lambda limit: memory.update_rows(most, round(limit / 0.9) + 2)
   of = lambda M: dataclasses.replace(most, responses=M).need
-  assert rows(of(8)) == 8
-  assert rows(of(8) - 4096) == 4
-  assert rows(of(4) - 4096) == 2
-  assert rows(of(2) - 4096) == 1
+  assert (rows(of(8)), rows(of(8) - 4096)) == (8, 4)
+  assert (rows(of(4) - 4096), rows(of(2) - 4096)) == (2, 1)
   assert rows(0) == 1  # and refused where the plan is made
   small = dict(n=4, samples=2**14, in_flight=4, eval_n=1, theory_prompts=0)
   for M in (8, 4, 2):
@@ -189,8 +186,7 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
 def test_processes_divide_evaluations(each, want):
   c = config(eval_prompts=each)
   of = lambda count: planned(c, SMALL, Axes(fsdp=4), processes=count)
-  prompts = [of(count).heldout.load.prompts for count in (1, 2, 4)]
-  assert prompts == want
+  assert [of(count).heldout.load.prompts for count in (1, 2, 4)] == want
 
 
 def plan_of(c):
@@ -248,9 +244,7 @@ def test_a_plan_reads_the_cache_of_the_hub(tmp_path, monkeypatch, capsys):
   ("v5p:2x2x2", "8 x 1 accelerators of 2 processes ... 95.74 GiB"),
   ("h100:256x1", "128 of 256 processes need no prompt if all are kept"),
 ])  # fmt: skip
-def test_a_preset_for_accelerators_is_planned_for_them(
-  text, on, capsys, monkeypatch
-):
+def test_a_preset_for_accelerators_is_planned(text, on, capsys, monkeypatch):
   def prepare(name, **_):
     raise UserError(f"no compiler for {name}")
 

@@ -176,8 +176,7 @@ def test_a_shape_that_xla_does_not_know_is_refused_in_one_line(monkeypatch):
 @pytest.mark.parametrize("axes", [Axes(fsdp=8), Axes(2, 2, 2)])
 def test_a_mesh_has_the_devices_in_their_order(axes):
   mesh = made.topology(processes=4).mesh(axes)
-  assert meshes.of(mesh) == axes
-  assert [*mesh.devices.flat] == jax.devices()
+  assert (meshes.of(mesh), [*mesh.devices.flat]) == (axes, jax.devices())
 
 
 def test_a_mesh_of_a_tpu_has_its_hosts_one_after_the_other(monkeypatch):

@@ -219,8 +219,7 @@ OTHER_SEED = {
 def test_runs_that_differ_in_the_seed_alone_are_one_arm():
   """Gains of a: 1, 0, .5, .5, mean .5; of b: .5, 1, 0, .5, mean .5."""
   a, b = run("a"), run("b", OTHER_SEED, seed=1, git_commit="other")
-  c = run("c", n=2)
-  first, second = numbers(a, c, b)["arms"]
+  first, second = numbers(a, run("c", n=2), b)["arms"]
   assert (first["runs"], first["seeds"]) == ([0, 2], [0, 1])
   assert second["runs"] == [1] and second["n"] == 2
   end = first["at"]["end"]

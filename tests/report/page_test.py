@@ -161,8 +161,7 @@ def test_each_row_of_the_cost_table_has_its_numbers(parsed, data):
   for row, cells in zip(data["rows"], shown, strict=True):
     e = data["runs"][row["run"]]["evaluations"][row["evaluation"]]
     s = e["summary"]
-    name = data["runs"][row["run"]]["name"]
-    assert cells[:2] == [name, ", ".join(row["at"])]
+    assert cells[:2] == [data["runs"][row["run"]]["name"], ", ".join(row["at"])]
     domains = [score(s["by_domain"][d]) for d in ("gym", "math")]
     assert cells[9:] == [*domains, score(s["all"])]
   assert shown[0][2:9] == ["ppo, tokens", "4", "2", "0", "0", "0 s", "0 s"]
@@ -331,8 +330,7 @@ def test_a_run_whose_rewards_are_all_zero_says_so(tmp_path):
     line |= {"reward/mean": 0.0, "sampling/pass_rate": 0.0}
     line |= {"policy/entropy": None, "sampling/missed": 1.0}
   none = {step: ([0, 0],) * 4 for step in (0, 3)}
-  run = made.run(tmp_path / "a", passes=none, lines=lines)
-  _, parsed = page_of(run)
+  _, parsed = page_of(made.run(tmp_path / "a", passes=none, lines=lines))
   said = " ".join(parsed.text.split())
   assert "a: the mean reward was 0 in every step." in said
   assert "0.0 → 0.0 %" in said and "gain +0.0 ± 0.0 points" in said
@@ -366,8 +364,7 @@ def test_several_seeds_are_one_row_and_one_colour(tmp_path):
   other = {**made.PASSES, 3: ([1, 1],) * 4}
   a = made.run(tmp_path / "a")
   b = made.run(tmp_path / "b", passes=other, seed=1)
-  c = made.run(tmp_path / "c", n=2)
-  data, parsed = page_of(a, c, b)
+  data, parsed = page_of(a, made.run(tmp_path / "c", n=2), b)
   first, second = rows(parsed, "Result")
   assert first[:4] == ["a, b", "2", "12.5", "81.2\n[62.5, 100.0]\nstep 3"]
   assert second[0] == "c" and second[5] == "+0.0\nequal for every prompt"

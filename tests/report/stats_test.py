@@ -29,8 +29,7 @@ def test_paired_t_by_hand():
   assert got.difference == 3.0
   assert got.standard_error == pytest.approx((7 / 3) ** 0.5)
   assert got.t == pytest.approx(3 / (7 / 3) ** 0.5)
-  assert got.effect_size == pytest.approx(3 / 7**0.5)
-  assert got.dof == 2
+  assert (got.effect_size, got.dof) == (pytest.approx(3 / 7**0.5), 2)
   # With two degrees of freedom P(|T| > t) is 1 - t / sqrt(2 + t^2).
   t = got.t
   want = 1 - t / (2 + t * t) ** 0.5
@@ -67,8 +66,7 @@ def test_clustered_by_hand():
   """
   d = np.array([1.0, 2.0, 3.0, 6.0])
   got = stats.paired_t(d, np.zeros(4), cluster=np.array([7, -1, 7, -1]))
-  assert got.standard_error == pytest.approx(1.0)
-  assert got.t == pytest.approx(3.0)
+  assert (got.standard_error, got.t) == (pytest.approx(1.0), pytest.approx(3.0))
   assert got.dof == 1
   # With one degree of freedom, Cauchy: P(|T| > 3) = 1 - 2 / pi atan(3).
   want = 1 - 2 / np.pi * np.arctan(3.0)

@@ -129,8 +129,7 @@ def test_lemma_2_by_monte_carlo(p, n):
 def test_corollary_3_by_monte_carlo(n):
   rng = np.random.default_rng(1)
   p = np.asarray(jax.nn.softmax(jnp.asarray(2.0 * rng.normal(size=1000))))
-  counts = rng.multinomial(n, p, size=3000)
-  moment = ((counts == 0) * p**2).sum(axis=1)
+  moment = ((rng.multinomial(n, p, size=3000) == 0) * p**2).sum(axis=1)
   want = float(mb.expected_unsampled_second_moment(jnp.asarray(p), n).sum())
   assert abs(moment.mean() - want) < 4 * moment.std() / np.sqrt(3000)
 
@@ -142,9 +141,7 @@ def test_negative_steps_become_rarer_with_n():
   correct = np.zeros(2000, bool)
   correct[rng.choice(2000, 200, replace=False)] = True
   both, how = (jnp.asarray(p), jnp.asarray(correct)), dict(lr=1.0, n=1)
-  total = lambda sampled: (
-    mb.mass_balance(*both, sampled, **how, **REWARDS).total
-  )
+  total = lambda drawn: mb.mass_balance(*both, drawn, **how, **REWARDS).total
   balance = jax.jit(jax.vmap(total))
   share = []
   for n in (1, 2, 4, 8, 16, 64):

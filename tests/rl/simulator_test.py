@@ -44,10 +44,8 @@ def test_order_in_n_and_what_the_largest_n_does():
   ends = [run.correct_mass[-1] for run in runs]
   assert ends == sorted(ends) and len(set(ends)) == 5
   improved = [run.improved_fraction[-1] for run in runs]
-  assert improved == sorted(improved)
-  assert improved[-1] == 1.0
-  assert runs[-1].worst_drop[-1] > 0.0
-  assert runs[-1].worst_drop.min() > -1e-6
+  assert (improved, improved[-1]) == (sorted(improved), 1.0)
+  assert runs[-1].worst_drop[-1] > 0.0 and runs[-1].worst_drop.min() > -1e-6
 
 
 @pytest.mark.slow
@@ -74,8 +72,7 @@ def test_draws_follow_the_distribution():
   p /= p.sum()
   n = 500_000
   counts = np.asarray(sim.draw_counts(jax.random.key(1), jnp.asarray(p), n))
-  assert counts.sum() == n
-  assert (counts[p == 0.0] == 0).all()
+  assert counts.sum() == n and (counts[p == 0.0] == 0).all()
   often = p * n > 20
   chi2 = (((counts - n * p) ** 2)[often] / (n * p[often])).sum()
   degrees = often.sum() - 1
@@ -96,8 +93,7 @@ def test_no_draw_is_of_probability_0(monkeypatch, u_block, empty):
   draw = lambda key, shape: jnp.stack([jnp.full(n, u_block), every])
   monkeypatch.setattr(jax.random, "uniform", draw)
   counts = np.asarray(sim.draw_counts(jax.random.key(0), jnp.asarray(p), n))
-  assert counts.sum() == n
-  assert (counts[p == 0.0] == 0).all()
+  assert counts.sum() == n and (counts[p == 0.0] == 0).all()
 
 
 @pytest.mark.ci

@@ -137,8 +137,7 @@ def test_an_output_that_is_not_differentiated_costs_nothing():
   assert cost(lambda logp, entropy: (logp.sum(), still(entropy.sum()))) == alone
   assert cost(lambda logp, entropy: (logp.sum(), entropy.sum())) == alone
   total = lambda logp, entropy: (logp.sum() + still(entropy).sum(), None)
-  stopped = cost(total)
-  assert stopped == alone
+  assert cost(total) == alone
   assert cost(lambda logp, entropy: (logp.sum() + entropy.sum(), None)) > alone
 
 
@@ -202,7 +201,6 @@ def test_tiles():
   # Every device of eight has a part of a block.
   shape = functools.partial(vocabulary.tile_shape, devices=8, on_cpu=False)
   rows, block = shape(10**6, 151936, 8)
-  assert (rows, block) == (4096, 8 * 1187)
-  assert rows * 8 * block <= 8 * 2**26
+  assert (rows, block) == (4096, 8 * 1187) and rows * 8 * block <= 8 * 2**26
   # 16,424 = 8 x 2,053: half of it would fit, but not in eight parts.
   assert shape(10**6, 16424, 8) == (2**29 // (16424 * 8), 16424)

@@ -113,8 +113,7 @@ def test_what_was_begun_behind_the_last_that_is_needed_is_dropped(last):
   order = lambda held: (
     held[:1] if last else [x for x in held if x[0] > 2] or held
   )
-  good = {0, 2, 3, 4}
-  sampled = run(good, target=2, places=5, usual=0.3, order=order)
+  sampled = run({0, 2, 3, 4}, target=2, places=5, usual=0.3, order=order)
   assert sampled.groups.prompts.index.tolist() == [0, 1, 2]
   assert sampled.kept.tolist() == [True, False, True] and sampled.surplus >= 2
 
@@ -220,10 +219,8 @@ def test_where_the_time_went():
     score=slow(0.1, scores_of({2})))  # fmt: skip
   # Three prompts one after the other, each of them judged before the next.
   spent = sampled.spent
-  assert spent["score"] >= 0.3
-  assert spent["rollout"] >= 0.15
-  assert spent["score_wait"] >= 0.29
-  assert spent["rollout_wait"] >= 0.15
+  assert spent["score"] >= 0.3 and spent["rollout"] >= 0.15
+  assert spent["score_wait"] >= 0.29 and spent["rollout_wait"] >= 0.15
 
 
 @pytest.mark.parametrize("right, stops", [(198, False), (197, True)])
@@ -278,12 +275,10 @@ def test_no_more_candidates_are_open_than_may_be_needed():
   for target, want in ((9, [[(7, 0), (3, 0)], [(5, 0)]]), (1, [[(7, 0)]])):
     plan = RoundPlan((4, 16), 1)
     of = dynamic_sampling.Candidates(prompts, [7, 3, 5], target, plan)
-    found = []
+    seen = []
     while (more := of.feed(2, False)) is not None:
-      found.append(
-        [*zip(more.index.tolist(), more.first.tolist(), strict=True)]
-      )
-    assert found == want
+      seen.append([*zip(more.index.tolist(), more.first.tolist(), strict=True)])
+    assert seen == want
 
 
 def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):

@@ -144,9 +144,7 @@ ROWS, EACH = 4 * 3 * 256 * 24, 512 * (2 * 2048 + 4 * 3 * 6)
   (lambda p: dataclasses.replace(p, vocab=2**22 - 1), 16, 2**60, 16),
   (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, 0),
 ])  # fmt: skip
-def test_short_responses_share_rows_where_memory_allows(
-  change, T, memory, count
-):
+def test_short_responses_share_rows_if_memory_allows(change, T, memory, count):
   policy = change(POLICY)
   ask = functools.partial(prefixes.together, policy, n=512)
   assert ask(max_new_tokens=T, memory_bytes=memory) == count

@@ -202,8 +202,7 @@ def test_rollouts_that_ended_need_no_slot():
     logp, np.where(tokens == 0, np.log(0.5), np.log(0.25)), rtol=1e-6
   )
   goes = np.flatnonzero(np.asarray(tokens) != 0)
-  assert 16 < len(goes) < 48
-  assert queue.waiting.tolist() == [len(goes)]
+  assert 16 < len(goes) < 48 and queue.waiting.tolist() == [len(goes)]
   np.testing.assert_array_equal(queue.order[0, : len(goes)], goes)
   np.testing.assert_array_equal(queue.first[0], tokens)
   assert (queue.offset.tolist(), queue.row.tolist()) == ([0], [3])
@@ -281,8 +280,7 @@ def test_a_pool_that_is_too_small_changes_no_rollout(blocks):
   """The longest rollout has 8 blocks; 60 rollouts begin at once."""
   got, told = rolled(blocks=blocks)
   near(got, over_pages(), atol=1e-6)
-  assert told.stalled and told.restarted
-  assert not told.busy + told.waiting
+  assert told.stalled and told.restarted and not told.busy + told.waiting
   # The loop looks in every 16th step whether it ends.
   assert told.slot_steps % 16 == 0
 

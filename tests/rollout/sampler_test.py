@@ -86,8 +86,7 @@ def test_what_the_decoder_is_shown_is_the_rollout_and_nothing_else():
   assert np.isfinite(out.logp).all()
   assert len(set(np.asarray(out.mask).sum(2).ravel())) > 5
   for p, n in np.ndindex(3, 64):
-    length = int(out.mask[p, n].sum())
-    ids = np.asarray(out.tokens[p, n])[:length].tolist()
+    ids = np.asarray(out.tokens[p, n])[: int(out.mask[p, n].sum())].tolist()
     for i, logits in enumerate(Recall().logits(table, PROMPTS[p], ids)):
       want = scipy.special.log_softmax(logits)[ids[i]]
       worst = max(worst, abs(float(out.logp[p, n, i]) - want))
@@ -209,8 +208,7 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
     assert compared > 3_000
     total += flipped, compared
   print(f"flips {total[0]} of {total[1]}")
-  assert total[1] >= 20_000
-  assert total[0] < 1e-4 * total[1]
+  assert total[1] >= 20_000 and total[0] < 1e-4 * total[1]
 
 
 REFERENCE = {
@@ -343,9 +341,7 @@ def test_the_sizes(case):
 
 @given(st.integers(1, 40), st.integers(1, 600),
   st.integers(1, 5000), st.integers(1, 5000), st.booleans())  # fmt: skip
-def test_no_size_needs_more_memory_than_the_first(
-  lanes, slots, prompt, new, pool
-):
+def test_no_size_needs_more_than_the_first(lanes, slots, prompt, new, pool):
   sizes = sampler.compact_sizes(lanes, slots, prompt=prompt, new=new, pool=pool)
   rows = [math.prod(size) for size in sizes]
   assert sizes[0] == (lanes, slots) and len(sizes) <= 8

@@ -207,12 +207,10 @@ def test_an_own_advantage_gives_nothing_to_what_does_not_count(tmp_path):
 
 # Prompts of 4, 2 and 4 rollouts of which one is right.
 def ragged():
-  some = groups(
-    [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]], length=[[1] * 4] * 3
-  )
-  some.rollouts.mask[1, 2:] = some.scores.valid[1, 2:] = False
-  some.scores.responses[1, 2:] = None
-  return some
+  it = groups([[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]], length=[[1] * 4] * 3)
+  it.rollouts.mask[1, 2:] = it.scores.valid[1, 2:] = False
+  it.scores.responses[1, 2:] = None
+  return it
 
 
 def test_a_prompt_with_a_number_of_its_own_by_hand():

@@ -42,8 +42,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   numbers = updated.metrics
   # The mean of 0 before the first update and of what that one did.
   assert 1e-9 < numbers["policy/kl_ref"] < 1e-4
-  assert int(after.step) == 1
-  assert after.opt[1][0].count == c.optim.minibatches
+  assert (int(after.step), after.opt[1][0].count) == (1, c.optim.minibatches)
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
   assert max(jax.tree.leaves(moved)) > 0.0
   chex.assert_trees_all_equal(before, after.reference)

@@ -55,8 +55,7 @@ def test_the_sampler_gets_what_was_planned(called, monkeypatch):
   # On CPUs there are none.
   blocks = property(lambda plan: plan.slots + 1)
   monkeypatch.setattr(RolloutPlan, "blocks", blocks)
-  memory = this.phases[0].memory
-  sample(this, memory=memory)
+  sample(this, memory=this.phases[0].memory)
   (_, (trained, *_), streamed), (_, (held_out, *_), _) = called
   assert streamed == {"places": 8}
   assert trained == RolloutSpec(

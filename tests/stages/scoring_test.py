@@ -71,8 +71,7 @@ def test_answers_are_numbered_by_what_verifiers_read(scorer):
   """Two responses that say the same differ in words, not in the answer."""
   prompts = examples().prompts(3, [0])
   told = rollouts([["7", "<answer>7</answer>", "8", "7", "9"]], T=24)
-  answer = scorer.scores(3, prompts, told).answer
-  assert answer.tolist() == [[0, 0, 1, 0, 2]]
+  assert scorer.scores(3, prompts, told).answer.tolist() == [[0, 0, 1, 0, 2]]
 
 
 class Fake:

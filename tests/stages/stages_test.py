@@ -43,8 +43,7 @@ def test_every_candidate_is_a_training_puzzle_of_its_own_place():
       assert prompts.index.tolist() == list(numbers)
       for i, position in enumerate(prompts.index):
         puzzle = examples().example(step, int(position))
-        assert puzzle.id.split("/")[1] == "train"
-        assert puzzle.id not in seen
+        assert puzzle.id.split("/")[1] == "train" and puzzle.id not in seen
         seen.add(puzzle.id)
         ids = prompts.tokens[i][prompts.mask[i]].tolist()
         assert ids == text().render(puzzle.messages)
@@ -166,8 +165,7 @@ def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
   some = from_file(tmp_path / "sums.jsonl", records, **weights)
   drawn = [some.example(1, p) for p in range(80)]
   assert [e.domain for e in drawn].count("math") == 60
-  made = [e.id for e in drawn if e.domain == "gym"]
-  assert len(set(made)) == 20
+  assert len({e.id for e in drawn if e.domain == "gym"}) == 20
   assert {e.domain for e in some.heldout()} == {"math", "gym"}
   assert some.log_lines[-1] == (
     "prompts: gym 25%, math 75%; some are generated (config.data.puzzles)"
@@ -342,8 +340,7 @@ def test_what_the_config_adds_to_every_prompt(tmp_path):
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": question},
   ])  # fmt: skip
-  assert example == plain.example(1, 0)
-  assert some.fingerprint == plain.fingerprint
+  assert (example, some.fingerprint) == (plain.example(1, 0), plain.fingerprint)
   every = [*plain._train["math"], *plain._heldout]
   assert plain.longest == max(len(plain._ids(e)) for e in every)
   assert some.longest > plain.longest

@@ -300,8 +300,7 @@ def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
   said += ["fork and raise", "stop", "kill", "last"]
   with own.Rewards(["mine.py:score"], workers=1, timeout_s=1.0) as some:
     (found,) = some.score([own.Group(said, example())], step=1)
-    ended = some.replaced()
-    assert ended.total() == 4 and not some.replaced()
+    assert some.replaced().total() == 4 and not some.replaced()
   by = {s: one.verdict for s, one in zip(said, found, strict=True)}
   whys = {s: v.reason for s, v in by.items() if v.status == "invalid"}
   want = {
@@ -540,9 +539,7 @@ def test_a_file_that_does_not_end_is_refused(file, monkeypatch, text, why):
 
 
 def test_a_file_that_changes_while_the_run_goes_on_is_not_taken(file):
-  text = (
-    "import os\ndef f(response):\n  os._exit(1) if response == 'x' else 0\n"
-  )
+  text = "import os\ndef f(response):\n  if response == 'x': os._exit(1)\n"
   file(text + "  return 1\n")
   with own.Rewards(["mine.py:f"], workers=1) as some:
     assert some.digests.keys() == {"mine.py:f"}
@@ -629,9 +626,7 @@ def test_workers_share_the_bound():
   assert loaded.seconds(8, 0.5, 1) == 2 * turn + own._SPARE_S
 
 
-def test_an_async_call_is_tried_again_and_one_that_is_late_is_alone(
-  monkeypatch,
-):
+def test_an_async_call_is_tried_again_and_a_late_one_is_alone(monkeypatch):
   monkeypatch.setattr(own, "_PAUSE_S", 0.0)
   tried = []
 

@@ -138,8 +138,7 @@ def test_a_random_mix_has_no_wrong_verdict(pool):
     entry = {"ask": ask, "gold": ["a"], **({"timeout": 0.05} if late else {})}
     wanted.append(status)
     jobs.append(Job("asked", str(i), entry))
-  judged = pool.score(jobs)
-  assert [one.verdict.status for one in judged] == wanted
+  assert [one.verdict.status for one in pool.score(jobs)] == wanted
   failed = wanted.count("invalid")
   assert failed > 10
   assert pool.replaced().total() == failed and not pool.replaced()

@@ -96,8 +96,7 @@ def test_no_spray_of_letters_passes(right, letters, between):
 def test_one_text_is_right_for_one_choice_at_most(text, _right):
   said = f"<answer>{text}</answer>"
   statuses = [stem.verify(said, x, choices=CHOICES).status for x in "ABCDE"]
-  assert statuses.count("pass") <= 1
-  assert "invalid" not in statuses
+  assert statuses.count("pass") <= 1 and "invalid" not in statuses
 
 
 @pytest.mark.parametrize("answer, reason", [
@@ -324,8 +323,7 @@ def test_quantities_by_hand(text, value, step, unit):
   quantity = stem.read_quantity(text)
   assert quantity is not None
   assert (quantity.value, quantity.step) == (Fraction(value), Fraction(step))
-  assert quantity.unit == unit
-  assert quantity.known == ("million" not in unit)
+  assert (quantity.unit, quantity.known) == (unit, "million" not in unit)
 
 
 @pytest.mark.parametrize("text", [
@@ -335,8 +333,7 @@ def test_quantities_by_hand(text, value, step, unit):
   "5 m/s or 6 m/s", "e5", "pH", "H 7", "pOH 7", "PH 7", "pH is", "pH or 7",
 ])  # fmt: skip
 def test_what_is_no_quantity(text):
-  assert stem.read_quantity(text) is None
-  assert not stem.same_quantity(text, "5")
+  assert stem.read_quantity(text) is None and not stem.same_quantity(text, "5")
   assert not stem.same_quantity("5", text)
 
 

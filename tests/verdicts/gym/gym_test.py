@@ -267,8 +267,7 @@ def test_refused_tasks_say_why(use):
 def test_the_lists_are_about_tasks_that_exist():
   known = reasoning_gym.factory.DATASETS.keys()
   sets = [gym.ALLOWED, gym.STORED.keys(), gym.REFUSED.keys()]
-  assert set().union(*sets) == known
-  assert sum(map(len, sets)) == len(known)
+  assert (set().union(*sets), sum(map(len, sets))) == (known, len(known))
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
   for table in (gym.checks.CHECKS, gym.checks.FORMS, gym.JAILED, gym.LONGEST):
@@ -364,8 +363,7 @@ def test_hostile_answers_fail_and_nothing_runs(
 @settings(max_examples=60, deadline=None)
 def test_every_index_owns_its_generator_seeds(split, index, seed):
   p = puzzle(Family("count_bits"), split, index, seed=seed)
-  generator_seed = p.entry["metadata"]["source_index"]
-  owner, low = divmod(generator_seed, 2**10)
+  owner, low = divmod(p.entry["metadata"]["source_index"], 2**10)
   rest, owned_index = divmod(owner, 2**44)
   assert low < 2**10
   assert owned_index == index
@@ -499,8 +497,7 @@ def test_a_family_of_one_question_has_no_other_side():
     except ValueError as error:
       sides["missing"] += 1
       assert mentions(str(error), f"min_n=6, max_n=6 ... {split}")
-  assert sides["found"] in (1, 2)
-  assert sides["missing"] == 3 - sides["found"]
+  assert sides["found"] in (1, 2) and sides["missing"] == 3 - sides["found"]
   with pytest.raises(ValueError, match="question in 1024 tries"):
     check([one])
 
@@ -544,8 +541,7 @@ def test_wrong_families_are_refused_in_one_line(families, named):
 
 @pytest.mark.ci
 def test_check_accepts_what_can_be_drawn():
-  assert check(SMALL) is None
-  assert check(EVERY) is None
+  assert check(SMALL) is None and check(EVERY) is None
   assert check([Family("shortest_path", {"p_blocked": 0})]) is None
 
 
@@ -563,6 +559,5 @@ def test_wrong_arguments_are_refused(split, index, seed, named):
 def test_families_with_the_same_settings_share_a_dataset():
   a = Family("gcd", {"min_value": 1, "max_value": 9})
   b = Family("gcd", {"max_value": 9, "min_value": 1})
-  assert (a, hash(a)) == (b, hash(b))
-  assert gym._dataset(a) is gym._dataset(b)
+  assert (a, hash(a)) == (b, hash(b)) and gym._dataset(a) is gym._dataset(b)
   assert a != Family("gcd", {"max_value": 8, "min_value": 1})

@@ -44,8 +44,7 @@ NLTK_DATA = {  # without it these are refused
 
 
 def test_the_kinds_are_those_that_are_not_built_in():
-  assert not if_library.KINDS & BUILT_IN.keys()
-  assert len(if_library.KINDS) == 59
+  assert not if_library.KINDS & BUILT_IN.keys() and len(if_library.KINDS) == 59
 
 
 @installed

@@ -43,8 +43,7 @@ def test_a_gold_with_four_digits_and_a_point_is_rounded(gold, right, wrong):
 def test_lists_and_sets_have_no_order_and_tuples_do(numbers):
   turned = [*numbers[1:], numbers[0]]
   a, b = (",".join(map(str, n)) for n in (numbers, turned))
-  assert same(a, b) is True
-  assert same(rf"\{{{a}\}}", rf"\{{{b}\}}") is True
+  assert same(a, b) is True and same(rf"\{{{a}\}}", rf"\{{{b}\}}") is True
   assert same(f"({a})", f"({b})") is (numbers == turned)
   assert same(a + ",77", b) is False
 
@@ -65,8 +64,7 @@ def test_digits_of_a_base_are_no_other_number(n, base):
   gold = f"{digits}_{base}"
   assert same(gold, gold) is same(digits, gold) is True
   assert same(f"{digits}_{base + 1}", gold) is False
-  assert same(str(n), gold) is (str(n) == digits)
-  assert same(gold, str(n)) is True
+  assert same(str(n), gold) is (str(n) == digits) and same(gold, str(n)) is True
   assert same(gold, digits) is (str(n) == digits)
 
 

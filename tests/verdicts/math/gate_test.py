@@ -59,8 +59,7 @@ def test_foreign_digits_dashes_and_spaces_become_ascii():
 @hypothesis.settings(max_examples=100)
 def test_any_text_has_a_verdict_that_repeats(text):
   clean, reason = gate.screen(text)
-  assert bool(reason) <= (clean == "")
-  assert "\n" not in reason
+  assert bool(reason) <= (clean == "") and "\n" not in reason
   if not reason:
     assert gate.screen(clean) == (clean, "")
 

@@ -76,8 +76,7 @@ def test_unions_that_are_not_all_numbers_but_some(text):
 def test_plus_minus_is_a_list_of_two():
   node = parse(r"2 \pm 1")
   assert isinstance(node, Items)
-  trees = [leaf.tree for leaf in node.items if isinstance(leaf, Leaf)]
-  assert trees == [3, 1]
+  assert [leaf.tree for leaf in node.items if isinstance(leaf, Leaf)] == [3, 1]
 
 
 @pytest.mark.parametrize(

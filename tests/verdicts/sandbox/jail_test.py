@@ -34,8 +34,7 @@ def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
   it = Jail(TABLE)
   it.close()
   assert started == []
-  assert it.ask("echo", 1) == [1]
-  assert it.ask("echo", 2) == [2]
+  assert (it.ask("echo", 1), it.ask("echo", 2)) == ([1], [2])
   assert started == [TABLE]
   it.close()
   assert it.ask("echo", 3) == [3]  # closed is not for ever
@@ -180,8 +179,7 @@ def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
 def test_if_namespaces_are_refused(fresh, tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
   level = jail.require(allow_inner=True)
-  assert level.name == "inner"
-  assert why in level.reason
+  assert level.name == "inner" and why in level.reason
   assert "seccomp=unconfined" in level.reason
   assert "seccompProfile" in level.reason and "label=disable" in level.reason
   assert "\n" not in level.reason

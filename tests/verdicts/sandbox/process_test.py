@@ -115,8 +115,7 @@ def test_what_goes_wrong_is_said_in_a_line_and_the_next_is_answered(
     worker.ask(call, *args, timeout=LONG)
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
   assert worker.ask("echo", 1, timeout=LONG) == [1]
-  assert worker.ask("pid", timeout=LONG) != before
-  assert worker.failures == 1
+  assert worker.ask("pid", timeout=LONG) != before and worker.failures == 1
 
 
 @pytest.mark.parametrize(("call", "args"), tiers.some([
@@ -166,14 +165,12 @@ def test_one_that_was_killed_while_nothing_was_asked_is_replaced(worker):
   pid = worker.ask("pid", timeout=LONG)
   os.kill(pid, signal.SIGKILL)
   assert gone(pid)
-  assert worker.ask("echo", 1, timeout=LONG) == [1]
-  assert worker.failures == 0
+  assert (worker.ask("echo", 1, timeout=LONG), worker.failures) == ([1], 0)
 
 
 def test_a_zygote_waits_for_clones_that_ended(worker):
   def zombies():
-    task = f"/proc/{it}/task/{it}/children"
-    pids = pathlib.Path(task).read_text().split()
+    pids = pathlib.Path(f"/proc/{it}/task/{it}/children").read_text().split()
     stats = (pathlib.Path(f"/proc/{pid}/stat").read_text() for pid in pids)
     return sum(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats)
 
@@ -289,8 +286,7 @@ def test_a_zygote_that_dies_is_replaced_and_its_workers_live():
   assert gone(before)
   assert [worker.ask("pid", timeout=LONG) for worker in pair] == pids
   pair[0].close()
-  assert gone(pids[0])
-  assert pair[0].ask("pid", timeout=LONG) not in pids
+  assert gone(pids[0]) and pair[0].ask("pid", timeout=LONG) not in pids
   assert library_calls.libraries(TABLE).pid != before
   assert before not in children(os.getpid())
   for worker in pair:
@@ -520,8 +516,7 @@ def test_waiting_for_a_cpu_is_not_sleep(clock):
   """A process that ran for a tenth of the time and waited else."""
   late, it = clock(test_s=1.0, total_s=2.0)
   assert not late(1.0, {1: (0.1, 0.9)})  # another set of processes than before
-  assert not late(5.0, {1: (0.5, 4.5)})
-  assert not late(9.0, {1: (0.9, 8.1)})
+  assert not late(5.0, {1: (0.5, 4.5)}) and not late(9.0, {1: (0.9, 8.1)})
   assert late(10.1, {1: (0.91, 9.19)})  # ten times the limit: no more patience
   it.tested()
   assert not late(12.0, {1: (1.1, 10.9)})
@@ -534,8 +529,7 @@ def test_the_next_test_begins_with_nothing_used(clock):
   late, it = clock(test_s=0.5, total_s=600.0)
   it.tested()
   assert not late(1.0, {1: (9.0, 0.0)})  # it begins to count here
-  assert not late(1.4, {1: (9.4, 0.0)})
-  assert late(1.6, {1: (9.6, 0.0)})
+  assert not late(1.4, {1: (9.4, 0.0)}) and late(1.6, {1: (9.6, 0.0)})
   it.tested()
   assert not late(2.0, {1: (9.6, 0.0)})  # .4 s of sleep
   it.tested()

@@ -158,12 +158,10 @@ def test_jobs_share_an_interpreter_until_one_misbehaves(new_jail):
   crash = "import ctypes\ndef f(x): ctypes.string_at(0)"
   # What crashes leaves nothing behind; a new jail takes a tenth of a second.
   assert run_calls(new_jail, crash).reason == "killed: SIGSEGV"
-  assert answers(new_jail)
-  assert pid_of(new_jail) == first
+  assert answers(new_jail) and pid_of(new_jail) == first
   late = "def f(x):\n  while True: pass"
   assert run_calls(new_jail, late, test_s=0.2).reason == "time-out"
-  assert answers(new_jail)
-  assert pid_of(new_jail) != first
+  assert answers(new_jail) and pid_of(new_jail) != first
 
 
 def test_an_interpreter_is_replaced_after_many_jobs(new_jail, monkeypatch):
@@ -374,8 +372,7 @@ def test_a_program_inherits_no_future_statement(jail):
   ], 1),
 )  # fmt: skip
 def test_tests_that_share_a_process(full_jail, program, pids):
-  inputs = [f"{i}\n" for i in range(5)]
-  job = {"mode": "stdio", "inputs": inputs, "together": 3}
+  job = {"mode": "stdio", "inputs": [f"{i}\n" for i in range(5)], "together": 3}
   for _ in range(2):  # the numbers of another job begin anew
     ends = job | {"program": f"import os\n{program}"}
     ended = full_jail.run(ends, limits=Limits())
@@ -616,8 +613,7 @@ def test_frames_by_hand():
   found = [
     zygote.Frame(0, 0, 0.5, b"ab", b""), zygote.Frame(1, 256, 0.5, b"", b"c")
   ]  # fmt: skip
-  assert frames(data) == (found, len(data))
-  assert zygote._expected(found) == found
+  assert (frames(data), zygote._expected(found)) == ((found, len(data)), found)
   (before,), _ = frames(frame(-1))
   assert before.index == -1 and zygote._expected([before]) == [before]
 
