@@ -250,6 +250,7 @@ def _train(
   )
   each = [(p, stages(this, p, examples, scorer, store)) for p in this.phases]
   stages_at = functools.partial(_stages_at, each)
+  scorer.folder = workdir / "sampled"
   stop = Stop()
   recorder.told = functools.partial(stop.told_by, callbacks)
   with recorder, processes.last_word(recorder.cut):

@@ -267,9 +267,9 @@ class Tokenizer:
     if not between or not after:
       must = "give one that does with --config.policy.chat_template=FILE"
       raise ValueError(f"its chat template poses no second turn; {must}")
-    for token in self._tokenizer.convert_ids_to_tokens([*self.stop_ids]):
-      before = before.removeprefix(token)
-    return before, after
+    tokens = self._tokenizer.convert_ids_to_tokens([*self.stop_ids])
+    ends = [before.find(x) + len(x) for x in tokens if x in before]
+    return before[min(ends, default=0) :], after
 
   def reply(self, text: str) -> list[int]:
     """The ids of a user's message behind a turn of the policy."""

@@ -114,7 +114,7 @@ class Examples:
     own = bool(config.reward.verifier)
     self.stop_ids, self.opened = text.stop_ids, text.opened
     self.decode = text.decode  # token ids of responses -> texts
-    self.reply = functools.lru_cache(maxsize=1 << 12)(text.reply)
+    self.reply = functools.lru_cache(maxsize=1 << 8)(text.reply)
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.log_lines: list[str] = []
     self.left_out: list[str] = []

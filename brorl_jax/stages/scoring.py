@@ -1,12 +1,17 @@
 """Stage 3: responses -> verdicts -> rewards."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from brorl_jax import types
@@ -14,7 +19,7 @@ from brorl_jax.config.learning import Reward
 from brorl_jax.stages.examples import Examples
 from brorl_jax.types import Prompts, Rollouts, ScoredResponse, Scores
 from brorl_jax.verdicts import own
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import Example, Verdict
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.pool import Job, Pool, TimedVerdict
 from brorl_jax.verdicts.sandbox import jail
@@ -23,6 +28,9 @@ from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 Step = int | None  # None in an evaluation
 _CHANGED = "tokens", "logp", "mask", "truncated"  # of rollouts, by a reply
+# Of a token of a reply, on average. What is longer has no room, and to encode
+# 5 MB takes 7 s.
+_MOST_CHARACTERS = 32
 
 
 class Scorer:
@@ -34,6 +42,7 @@ class Scorer:
     functions: The user's own functions by config field, with name and digest.
     whole: One of them that takes all responses to a prompt, or "".
     episodes: Whether the function is an environment: `reply` says what it adds.
+    folder: Where what it says in a step is kept, for a start that goes on.
   """
 
   def __init__(self, c: Reward, examples: Examples, given: own.Given = None):
@@ -44,8 +53,9 @@ class Scorer:
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
     self.whole, self.episodes = "", False
-    # Of episodes to which there was a `reply`, until they are scored.
-    self._known: dict[tuple[Step, str], dict[str, TimedVerdict]] = {}
+    # What an environment said to episodes of a step, or of an evaluation.
+    self.folder: pathlib.Path | None = None
+    self._known, self._known_of = dict[str, TimedVerdict](), -1
     self._pool: Pool | own.Rewards
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s, given=given)
@@ -80,8 +90,6 @@ class Scorer:
     `step` is None in an evaluation.
     """
     rows, out = self._ask(examples, rollouts, step), []
-    for example in examples:
-      self._known.pop((step, example.id), None)
     for example, row in zip(examples, rows, strict=True):
       found = {id(verdict): verdict for verdict in row}  # one of equal ones
       found = {i: _without_reply(verdict) for i, verdict in found.items()}
@@ -114,14 +122,15 @@ class Scorer:
     T = rollouts.tokens.shape[2]
     changed = {k: np.array(getattr(rollouts, k)) for k in _CHANGED}
     here = dataclasses.replace(rollouts, **changed)
-    self._known = {k: v for k, v in self._known.items() if k[0] == step}
     rows = self._ask(examples, rollouts, step)
     for (p, n), cut in np.ndenumerate(rollouts.truncated):
       verdict = rows[p][n].verdict
       if cut or verdict.reason != own.REPLY:
         continue
-      ids = self._examples.reply(verdict.answer)
       begin = int(rollouts.mask[p, n].sum())
+      if len(verdict.answer) > _MOST_CHARACTERS * (T - begin):
+        continue
+      ids = self._examples.reply(verdict.answer)
       if begin + len(ids) < T:
         at = p, n, slice(begin, begin + len(ids))
         here.tokens[at], here.logp[at], here.mask[at] = ids, types.GIVEN, True
@@ -148,17 +157,51 @@ class Scorer:
   def _ask_once(
     self, examples: Sequence[Example], rollouts: Rollouts, step: Step
   ) -> list[list[TimedVerdict]]:
-    """Verdicts on episodes, of which the known ones are not asked again."""
+    """Verdicts on episodes. Those that are known in this step, also before a
+    kill, are not asked for: a random environment would say something else.
+    """
     assert isinstance(self._pool, own.Rewards)
+    if step != self._known_of:
+      self._known, self._known_of = self._read(step), step
     turns = lambda *episode: json.dumps(self._examples.turns(*episode))
-    rows = self._each(rollouts, turns)
-    known = [self._known.setdefault((step, e.id), {}) for e in examples]
-    both = [*zip(rows, known, strict=True)]
-    some = [[x for x in dict.fromkeys(r) if x not in k] for r, k in both]
-    found = self._pool.score([*map(own.Group, some, examples)], step=step)
-    for of, asked, verdicts in zip(known, some, found, strict=True):
-      of |= zip(asked, verdicts, strict=True)
-    return [[of[x] for x in row] for row, of in both]
+    rows, new = self._each(rollouts, turns), dict[str, str]()
+    groups = list[own.Group]()
+    for row, example in zip(rows, examples, strict=True):
+      of = json.dumps([example.id, [*example.messages], self._pool.digests])
+      key = {text: _digest(of, text) for text in dict.fromkeys(row)}
+      ask = {k: x for x, k in key.items() if k not in self._known | new}
+      groups.append(own.Group([*ask.values()], example))
+      new |= ask
+      row[:] = [key[text] for text in row]
+    found = itertools.chain(*self._pool.score(groups, step=step))
+    said = dict(zip(new, found, strict=True))
+    self._known |= said
+    self._write(step, said, "a")
+    return [[self._known[k] for k in row] for row in rows]
+
+  def _read(self, step: Step) -> dict[str, TimedVerdict]:
+    """What was said in this step before; begins the file of this process."""
+    found = dict[str, TimedVerdict]()
+    for path in self.folder.glob("replies.*.jsonl") if self.folder else ():
+      for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError):  # the last one may be cut short
+          of, key, verdict, seconds = json.loads(line)
+          if of == step:
+            found[key] = TimedVerdict(Verdict(*verdict), seconds)
+    self._write(step, found, "w")
+    return found
+
+  def _write(
+    self, step: Step, said: Mapping[str, TimedVerdict], mode: str
+  ) -> None:
+    if self.folder is None or step is None:
+      return
+    self.folder.mkdir(exist_ok=True)
+    path = self.folder / f"replies.{jax.process_index()}.jsonl"
+    with path.open(mode) as file:
+      for key, (verdict, seconds) in said.items():
+        line = step, key, dataclasses.astuple(verdict), seconds
+        file.write(json.dumps(line) + "\n")
 
   def replies(self, step: int, prompts: Prompts, made: Rollouts) -> Rollouts:
     """`reply` to what a step samples."""
@@ -189,6 +232,10 @@ class Scorer:
   def close(self) -> None:
     """Ends the worker processes."""
     self._pool.close()
+
+
+def _digest(*texts: str) -> str:
+  return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
 
 
 def _without_reply(found: TimedVerdict) -> TimedVerdict:

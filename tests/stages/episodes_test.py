@@ -1,9 +1,12 @@
 """Episodes: an environment replies, and rollouts go on behind its tokens."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
+import random
+import time
 
 import chex
 import configured
@@ -15,13 +18,14 @@ import tiers
 from messages import refuses
 from small_decoders import KEY, RECALL, STOP, Recall, numbered, spec
 
-from brorl_jax.learner import packing
+from brorl_jax.learner import packing, theory, update
 from brorl_jax.model import tokenizer
 from brorl_jax.rollout import dynamic_sampling, stream
 from brorl_jax.rollout.dynamic_sampling import RoundPlan, collect, played
 from brorl_jax.stages import scoring
-from brorl_jax.types import GIVEN, Interrupted, Rollouts, Scores
-from brorl_jax.verdicts import own
+from brorl_jax.types import GIVEN, Groups, Interrupted, Rollouts, Scores
+from brorl_jax.verdicts import own, pool
+from brorl_jax.verdicts.base import Verdict
 from brorl_jax.verdicts.sandbox import jail
 
 N, T, TURNS, SAID = 4, 24, 3, [4, 5]
@@ -102,14 +106,14 @@ def score(prompts, rollouts):
   )
 
 
-def collected(**more):
+def collected(answer=reply, groups=1, **more):
   of = lambda index: jax.tree.map(lambda x: x[np.array(index)], numbered(20))
   mixed = lambda groups: groups.scores.reward.std(axis=1) > 0
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(dynamic_sampling, "check_invalid", lambda _: None)
     return collect(
-      sampled(), score, mixed, of, range(20), target=4, plan=RoundPlan((N,)),
-      reply=reply, **more,
+      sampled(groups=groups), score, mixed, of, range(20), target=4,
+      plan=RoundPlan((N,)), reply=answer, **more,
     )  # fmt: skip
 
 
@@ -137,6 +141,34 @@ def test_a_step_keeps_the_episodes_of_its_prompts_also_if_it_was_interrupted():
     kept = [x.kept_groups().rollouts.tokens for x in (again, whole)]
     np.testing.assert_array_equal(*kept)
   assert between
+
+
+def test_what_decodes_together_depends_on_no_clock():
+  """On a CPU, however long the environment takes."""
+
+  def late(*made):
+    time.sleep(random.SystemRandom().random() / 20)
+    return reply(*made)
+
+  a, b = (collected(answer=x, groups=2).groups for x in (reply, late))
+  chex.assert_trees_all_equal(a.rollouts, b.rollouts)  # slot-steps too
+
+
+def test_means_and_masses_are_over_the_tokens_of_the_policy():
+  made = jax.device_get(played(sampled(), reply, numbered(3)))
+  groups = Groups(numbered(3), made, score(numbered(3), made))
+  seen = []
+  update.minibatches(
+    groups, groups.scores.reward, groups.scores.valid,
+    packing.Layout(rows=2, blocks=2, length=T, prompt=1), count=1, seed=(0, 0),
+    scale=lambda length: seen.append(length),
+  )  # fmt: skip
+  np.testing.assert_array_equal(seen[0], made.own.sum(axis=2))
+  of = groups.prompts, made, groups.scores.reward
+  probed = theory.probe(*of, count=3, rows=N, tokens=T)
+  first = [made.distinct(p)[0] for p in range(3)]
+  want = [made.own[p, n].sum() for p, ns in enumerate(first) for n in ns]
+  assert sorted(probed.mask.sum(axis=2).ravel())[-len(want) :] == sorted(want)
 
 
 def test_what_an_environment_wrote_is_read_and_not_trained_on():
@@ -297,7 +329,6 @@ def test_an_environment_is_asked_once_about_each_turn(scorer):
   assert {answer for _, answer in environment.asked} == {
     example.columns["answer"]
   }
-  assert not scorer._known
   assert scorer.texts(last)[0][0] == "7\n[reply] more?\n10"
 
 
@@ -311,6 +342,48 @@ def test_an_episode_that_is_cut_or_has_no_room_has_ended(scorer):
     after = scorer.reply(example, said("7", T=size + room))
     assert after.whole.tolist() == [[whole]]
     assert int(after.mask.sum()) == (2 if whole else size)
+
+
+def test_what_was_said_in_a_step_is_not_said_again(tmp_path):
+  """Of two candidates with one example, and by a start after a kill."""
+  (folder := tmp_path / "rows").mkdir()
+  c, some = examples(folder)
+  count = iter(range(100))
+
+  def environment(messages):
+    return str(next(count)) if len(messages) == 2 else next(count) / 100
+
+  def start():
+    given = {"python:environment": environment}
+    made = scoring.Scorer(c.reward, some, given)
+    made.folder = tmp_path / "sampled"
+    return made
+
+  with contextlib.closing(start()) as first:
+    twice = [some.example(1, 0)] * 2
+    both = jax.tree.map(lambda x: np.repeat(x, 2, axis=0), said("7"))
+    after = first.reply(twice, both, step=1)
+    whole = goes_on(jax.tree.map(lambda x: x[:1], after), ["5"])
+    scores = first.score_responses(twice[:1], whole, step=1)
+    assert next(count) == 2
+  path = tmp_path / "sampled" / "replies.0.jsonl"
+  path.write_text(path.read_text() + "[1, ")  # cut short
+  with contextlib.closing(start()) as second:
+    chex.assert_trees_all_equal(second.reply(twice, both, step=1), after)
+    again = second.score_responses(twice[:1], whole, step=1)
+    assert again[0][0].verdict == scores[0][0].verdict
+    assert next(count) == 3
+    second.reply(twice[:1], said("7"), step=2)
+    assert next(count) == 5
+  assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_reply_far_beyond_the_room_is_not_read(scorer, monkeypatch):
+  monkeypatch.setattr(scorer._examples, "reply", None)
+  monkeypatch.setattr(own, "REPLY", "below 1")  # of a fail that says nothing
+  long = pool.TimedVerdict(Verdict("fail", 0.0, "below 1", "x" * 800), 0.0)
+  monkeypatch.setattr(scorer, "_ask", lambda *_: [[long]])
+  chex.assert_trees_all_equal(scorer.reply([], said("7")), said("7"))
 
 
 FILE = """
