@@ -64,6 +64,7 @@ def examples():
 class Judge(Scorer):
   def __init__(self, *_):
     self.sandbox, self.log_lines, self.functions = {}, [], {}
+    self.episodes = False
 
   def close(self):
     pass
