@@ -287,7 +287,7 @@ def _read(path: str, where: str) -> Sequence[str | Example]:
   if path.endswith((".jsonl", ".parquet")):
     form = schema.PLAIN
     if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
-      how = {"own": ran.own, "entries": [*ran.entries, path]}
+      how: Any = dict(own=ran.own, entries=[*ran.entries, path])
       form = examples.file_form(ran.fields, ran.domain, **how)
     return dataset.read(path, form=form, domains=DOMAINS).examples
   try:

@@ -386,7 +386,7 @@ class Server:
     status, param = error.status_code, getattr(error, "param", None)
     kind = ("invalid_request", "server")[status >= 500] + "_error"
     code = http.HTTPStatus(status).name.lower()
-    said = {"message": error.detail, "param": param, "type": kind, "code": code}
+    said = dict(message=error.detail, param=param, type=kind, code=code)
     return _reply({"error": said}, status, error.headers)
 
   async def _health(self, request: Request) -> Response:
