@@ -310,11 +310,6 @@ def _scalars(
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)
     times |= {f"time/rollout_s/{process}": s for process, s in each}
-  return {
-    **seen,
-    **times,
-    **credit.metrics,
-    **updated.metrics,
-    "data/tokens_total": credit.progress.tokens,
-    "data/samples_total": credit.progress.samples,
-  }
+  out = seen | times | credit.metrics | updated.metrics
+  out["data/tokens_total"] = credit.progress.tokens
+  return out | {"data/samples_total": credit.progress.samples}

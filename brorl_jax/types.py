@@ -40,6 +40,11 @@ class Prompts:
     return Chunk(int(self.index[0]), first)
 
 
+def own_tokens(mask: Any, logp: Any) -> Any:
+  """Which of these tokens the policy drew."""
+  return mask & (logp != GIVEN)
+
+
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
@@ -63,7 +68,12 @@ class Rollouts:
   @property
   def own(self) -> Bool[Array, "P N T"]:
     """Tokens that the policy drew: all but those of an environment."""
-    return self.mask & (self.logp != GIVEN)
+    return own_tokens(self.mask, self.logp)
+
+  @property
+  def own_length(self) -> Int[np.ndarray, "P N"]:
+    # By prompt: 128 x 512 rollouts of 15,360 tokens at once would take 2 GB.
+    return np.concatenate([one.own.sum(axis=2) for one in each(self)])
 
   @property
   def whole(self) -> Bool[Array, "P N"]:

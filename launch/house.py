@@ -10,7 +10,7 @@ from brorl_jax import config
 ROOT = pathlib.Path(__file__).parents[1]
 MOST = 34_000  # lines to which what is new may raise the first bound
 BOUNDS = {  # of the numbers below; the others may only fall
-  "lines of the package": 33_903,
+  "lines of the package": 33_902,
   "lines of the tests": 41_000,
   "files of the package": 123,
   "files that main.settings loads": 8,

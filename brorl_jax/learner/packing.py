@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from brorl_jax.types import GIVEN, Batch, Prompts, Rollouts, Trees
+from brorl_jax.types import Batch, Prompts, Rollouts, Trees, own_tokens
 
 # How a minibatch averages its policy loss; see `loss_scale`.
 Average = Literal["token", "sequence", "prompt", "constant"]
@@ -136,8 +136,7 @@ class Source:
     to = row, slice(start, start + len(n))
     out["response"][to] = self.rollouts.tokens[p, n, :length]
     logp = self.rollouts.logp[p, n, :length]
-    # Not `Rollouts.own`, which would be of all.
-    out["mask"][to] = self.rollouts.mask[p, n, :length] & (logp != GIVEN)
+    out["mask"][to] = own_tokens(self.rollouts.mask[p, n, :length], logp)
     out["logp_sampled"][to] = logp
     out["advantage"][to] = self.advantage[p, n]
     out["weight"][to] = part.count
@@ -356,10 +355,8 @@ def _ends(depth: np.ndarray) -> np.ndarray:
 def trees(
   source: Source, distinct: Distinct, room: tuple[int, int, int]
 ) -> Iterator[Tree]:
-  """The trees of all groups: neighbours of one, as many as fit into `room_of` a
-  row; then of the next.
-
-  Halves of what is too large would fill three quarters of a row on average.
+  """The trees of all groups, of each as few as fit into `room_of` a row. Halves
+  of what is too large would fill three quarters of a row on average.
   """
   for p, (first, count) in distinct:
     prompt, text = _texts(source, p, first)
@@ -377,9 +374,8 @@ def trees(
       fitting = np.all(size <= np.array(room)[:, None], axis=0)
       end = start + max(int(np.sum(fitting)), 1)
       part = order[start:end]
-      yield Tree(
-        p, first[part], count[part], (*size[:, len(part) - 1].tolist(),)
-      )
+      tokens, targets, responses = size[:, len(part) - 1].tolist()
+      yield Tree(p, first[part], count[part], (tokens, targets, responses))
       start = end
 
 

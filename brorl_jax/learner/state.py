@@ -74,11 +74,19 @@ def updates_done(opt: PyTree) -> int:
   return int(optax.tree.get_all_with_path(opt, "count")[0][1])
 
 
-def initial_state(params: PyTree, *args: Any, **options: Any) -> State:
+def initial_state(
+  params: PyTree,
+  tx: optax.GradientTransformation,
+  mesh: Mesh | AbstractMesh,
+  *,
+  keep_reference: bool,
+  offload: str,
+) -> State:
   """The state before the first step; arguments as of `state_places`. One
   program makes all of it, so that every leaf is a global array.
   """
-  make, _, places = state_places(params, *args, **options)
+  how = {"keep_reference": keep_reference, "offload": offload}
+  make, _, places = state_places(params, tx, mesh, **how)
   return jax.jit(make, out_shardings=places)(params)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
 from brorl_jax.rl import mass_balance
-from brorl_jax.types import Array, Prompts, Rollouts
+from brorl_jax.types import Array, Prompts, Rollouts, own_tokens
 
 # What a run's probe holds of a prompt: the most probable responses and tokens.
 # At .3 nats per token a response of 128 has probability 2e-17 and changes no
@@ -76,7 +76,6 @@ def probe(
     unsampled=np.zeros(count, np.float32),
     draws=rollouts.drawn[:count].sum(axis=1).astype(np.float32),
   )
-  own = np.asarray(rollouts.own)
   for p in range(count):
     first, _ = rollouts.distinct(p)
     mass = np.exp(rollouts.logp[p, first].sum(axis=1, dtype=np.float64))
@@ -88,7 +87,8 @@ def probe(
     likeliest = short[np.argsort(-mass[short], kind="stable")[:rows]]
     to = (p, slice(len(likeliest)))
     out.response[to] = rollouts.tokens[p, first[likeliest], :T]
-    out.mask[to] = own[p, first[likeliest], :T]
+    logp = rollouts.logp[p, first[likeliest], :T]
+    out.mask[to] = own_tokens(rollouts.mask[p, first[likeliest], :T], logp)
     out.probability[to] = mass[likeliest]
     out.correct[to] = correct[likeliest]
   return out

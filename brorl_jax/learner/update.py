@@ -246,7 +246,7 @@ def minibatches(
   keep, rollouts, factors = counted[..., None], kept.rollouts, None
   if not keep.all():
     rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & keep)
-  length, out = rollouts.own.sum(axis=2), []
+  length, out = rollouts.own_length, []
   for at in packing.split(len(counted), count, seed):
     # By number, of the whole: a copy of long rollouts is gigabytes.
     if (some := scale(length[at])) is not None:

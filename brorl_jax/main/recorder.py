@@ -71,8 +71,8 @@ def records(
     asked = examples.pad(part, index)
     of = lambda prompts: [part[i - start] for i in prompts.index]
     reply = lambda prompts, made: scorer.reply(of(prompts), made)
-    some = [reply] * scorer.episodes
-    return sampling.sample_heldout(this, c, how, params, asked, key, *some)
+    by = reply if scorer.episodes else None
+    return sampling.sample_heldout(this, c, how, params, asked, key, by)
 
   own = sharding.local_copy(params, sharding.local_mesh(this.mesh))
   more: dict[str, Any] = {"score_responses": scorer.score_responses}
@@ -500,7 +500,7 @@ def samples(
     n = int(np.where(drawn.rollouts.drawn[p], value, -np.inf).argmax())
     mask = drawn.rollouts.mask[p, n]
     ids = drawn.rollouts.tokens[p, n][mask]
-    own = drawn.rollouts.logp[p, n][mask] != types.GIVEN
+    own = types.own_tokens(True, drawn.rollouts.logp[p, n][mask])
     scored = drawn.scores.responses[p, n]
     verdict = scored.verdict
     yield {
@@ -556,7 +556,7 @@ def read_sampled(path: pathlib.Path, key: str) -> tuple[Finished, int]:
       return {}, count
     out = types.padded(file, int(file["most"]))
     chunks = [Chunk(*chunk) for chunk in file["chunks"].tolist()]
-  return dict(zip(chunks, types.each(out), strict=False)), count
+  return dict(zip(chunks, types.each(out), strict=True)), count
 
 
 def pair(found: Sequence[evaluate.Record], most: int) -> str:

@@ -170,7 +170,7 @@ def stages(
   """The stages of the figure, in a phase of a run."""
   c = phase.config
   most = c.filter.max_oversampling * c.sampling.prompts
-  turns = scorer.episodes
+  turns, made = scorer.episodes, sampling.stream_rollouts
   return loop.Stages(
     target=c.sampling.prompts,
     plan=sampling.round_plan(phase),
@@ -179,9 +179,7 @@ def stages(
     max_age=c.run.max_age,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
-    rollouts=functools.partial(
-      sampling.stream_rollouts, this, phase, turns=turns
-    ),
+    rollouts=functools.partial(made, this, phase, turns=turns),
     reply=scorer.replies if turns else None,
     scores=scorer.scores,
     informative=functools.partial(advantages.informative, phase),

@@ -35,6 +35,8 @@ FILES = (
 )
 ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # the embedded policies
 MAX_BYTES = 1 << 28  # of a text; the largest tokenizer.json in use has 34 MB
+# How a template poses what is said so far: as text, up to the policy's turn.
+_POSED: Any = {"add_generation_prompt": True, "tokenize": False}
 # CPU seconds and MB of a trial; ten times as many seconds may pass.
 _TRIAL_S, _TRIAL_MB = 60, 4096
 _ASKED = (
@@ -231,14 +233,11 @@ class Tokenizer:
   def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """The ids of a conversation as the model's own template poses it."""
     try:
-      text = self._tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        add_generation_prompt=True,
-        tokenize=False,
-      )
-      asked = sum(len(message["content"]) for message in messages)
-      if len(text) > 100_000 + 20 * asked:  # templates write some 2,000
-        raise ValueError(f"it makes {len(text):,} characters of {asked:,}")
+      asked = [dict(message) for message in messages]
+      text = self._tokenizer.apply_chat_template(asked, **_POSED)
+      size = sum(len(message["content"]) for message in messages)
+      if len(text) > 100_000 + 20 * size:  # templates write some 2,000
+        raise ValueError(f"it makes {len(text):,} characters of {size:,}")
       for said in [m["content"] for m in messages if m["role"] == "system"]:
         shown = text.count(said.strip())  # the question may say the same
         if shown <= messages[-1]["content"].count(said.strip()):
@@ -258,11 +257,8 @@ class Tokenizer:
     said = [("user", "?"), ("assistant", "\ue000"), ("user", "\ue001")]
     text = ""
     with contextlib.suppress(Exception):  # a template is code
-      text = self._tokenizer.apply_chat_template(
-        [{"role": role, "content": content} for role, content in said],
-        add_generation_prompt=True,
-        tokenize=False,
-      )
+      turns = [{"role": role, "content": text} for role, text in said]
+      text = self._tokenizer.apply_chat_template(turns, **_POSED)
     before, between, after = text.rpartition("\ue000")[2].partition("\ue001")
     if not between or not after:
       must = "give one that does with --config.policy.chat_template=FILE"

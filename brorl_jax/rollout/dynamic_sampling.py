@@ -552,10 +552,8 @@ class SampledGroups:
     if len(values) == 1:
       cause = f"all {'other ' if kept else ''}rewards are {values[0]:g}"
       said = scores.responses[rest][self.groups.rollouts.drawn[rest]]
-      (why, _), *_ = collections.Counter(
-        x.verdict.reason for x in said
-      ).most_common(1) or [("", 0)]
-      cause += f", most often: {why:.100}" if why else ""
+      why = collections.Counter(x.verdict.reason for x in said).most_common(1)
+      cause += "".join(f", most often: {k:.100}" for k, _ in why if k)
       cause += " (samples.jsonl shows responses)"
       prompts = "easier" if values[0] < 1.0 else "harder"
     return (

@@ -160,6 +160,7 @@ def group_metrics(
   Dynamic sampling kept the `informative` groups; sampling took `rollout_s`.
   """
   length, drawn = rollouts.mask.sum(axis=2), rollouts.drawn
+  own = rollouts.own_length.sum()
   reward, judged_prompts = scores.reward, scores.valid.any(axis=1)
   judged = {"axis": 1, "where": scores.valid[judged_prompts]}
   std = reward[judged_prompts].std(**judged)
@@ -184,7 +185,7 @@ def group_metrics(
     "rollout/length_mean": float(length.mean(where=drawn)),
     "rollout/truncated_fraction": float(rollouts.truncated.mean(where=drawn)),
     # An estimate, from the sampled tokens, of what policy/entropy sums.
-    "rollout/entropy": float(-rollouts.logp.mean(where=rollouts.own)),
+    "rollout/entropy": float(-rollouts.logp.sum(where=rollouts.mask) / own),
     "reward/distinct_answers": float(np.mean(answers)),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),

@@ -322,9 +322,10 @@ class Examples:
     tokens those that are the policy's `own`, and the others.
     """
     parts = np.split(ids, np.flatnonzero(np.diff(own)) + 1)
-    out = [self._text.replied(part.tolist()) for part in parts]
     said = self.decode([part.tolist() for part in parts[::2]])
+    out = [""] * len(parts)
     out[::2] = [text.removeprefix(self.opened) for text in said]
+    out[1::2] = [self._text.replied(part.tolist()) for part in parts[1::2]]
     return out
 
   def shown(self, ids: np.ndarray, own: np.ndarray) -> str:

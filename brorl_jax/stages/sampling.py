@@ -72,7 +72,7 @@ def stream_rollouts(
   spec, shared = _spec(this, plan, SamplingParams(temperature=c.temperature))
   make = (prefixes if shared else stream).stream
   if crossing or turns:
-    how = {"crossing": crossing[0]} if crossing else {"turns": turns}
+    how = {"crossing": next(iter(crossing), None), "turns": turns}
     make = functools.partial(stream.stream, **how)
   params = sharding.local_copy(params, sharding.local_mesh(this.mesh))
   return make(spec, params, feed, key, places=plan.load.prompts)

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +27,9 @@ from brorl_jax.verdicts.sandbox.process import MAX_TEST_S, PATIENCE
 from brorl_jax.verdicts.sandbox.seccomp_landlock import Limits
 
 Step = int | None  # None in an evaluation
+_Said = dict[str, TimedVerdict]  # by a hash of what was asked
 _CHANGED = "tokens", "logp", "mask", "truncated"  # of rollouts, by a reply
-# Of a token of a reply, on average. What is longer has no room, and to encode
-# 5 MB takes 7 s.
+# Of a reply's token, on average: a longer one is not encoded (5 MB take 7 s).
 _MOST_CHARACTERS = 32
 
 
@@ -55,7 +55,7 @@ class Scorer:
     self.whole, self.episodes = "", False
     # What an environment said to episodes of a step, or of an evaluation.
     self.folder: pathlib.Path | None = None
-    self._known, self._known_of = dict[str, TimedVerdict](), -1
+    self._known, self._known_of = _Said(), -1
     self._pool: Pool | own.Rewards
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s, given=given)
@@ -105,7 +105,7 @@ class Scorer:
 
   def _each(self, rollouts: Rollouts, text: Callable) -> list[list[str]]:
     """A text of each rollout, from its tokens and which are the policy's."""
-    out, owns = [], rollouts.own
+    out, owns = [], rollouts.own if self.episodes else rollouts.mask
     for p, mask in enumerate(rollouts.mask):
       first, of, _ = rollouts.alike(p)
       cut = lambda x, m=mask, p=p, ns=first: [x[p, n][m[n]] for n in ns]
@@ -168,8 +168,10 @@ class Scorer:
     groups = list[own.Group]()
     for row, example in zip(rows, examples, strict=True):
       of = json.dumps([example.id, [*example.messages], self._pool.digests])
-      key = {text: _digest(of, text) for text in dict.fromkeys(row)}
-      ask = {k: x for x, k in key.items() if k not in self._known | new}
+      digest = lambda text, of=of: hashlib.sha256((of + text).encode())
+      key = {x: digest(x).hexdigest()[:32] for x in dict.fromkeys(row)}
+      known = lambda k: k in self._known or k in new
+      ask = {k: x for x, k in key.items() if not known(k)}
       groups.append(own.Group([*ask.values()], example))
       new |= ask
       row[:] = [key[text] for text in row]
@@ -179,9 +181,9 @@ class Scorer:
     self._write(step, said, "a")
     return [[self._known[k] for k in row] for row in rows]
 
-  def _read(self, step: Step) -> dict[str, TimedVerdict]:
+  def _read(self, step: Step) -> _Said:
     """What was said in this step before; begins the file of this process."""
-    found = dict[str, TimedVerdict]()
+    found = _Said()
     for path in self.folder.glob("replies.*.jsonl") if self.folder else ():
       for line in path.read_text().splitlines():
         with contextlib.suppress(ValueError):  # the last one may be cut short
@@ -191,9 +193,7 @@ class Scorer:
     self._write(step, found, "w")
     return found
 
-  def _write(
-    self, step: Step, said: Mapping[str, TimedVerdict], mode: str
-  ) -> None:
+  def _write(self, step: Step, said: _Said, mode: str) -> None:
     if self.folder is None or step is None:
       return
     self.folder.mkdir(exist_ok=True)
@@ -232,10 +232,6 @@ class Scorer:
   def close(self) -> None:
     """Ends the worker processes."""
     self._pool.close()
-
-
-def _digest(*texts: str) -> str:
-  return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
 
 
 def _without_reply(found: TimedVerdict) -> TimedVerdict:

@@ -656,7 +656,7 @@ def _work(link: int, names: Sequence[str]) -> None:
     field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
     fault = f"{field}{text or type(error).__name__}"
   digests = {f.name: f.digest for f in functions}
-  forms = [(f.name, f.whole, *f[-3:]) for f in functions]
+  forms = [(f.name, f.whole, f.together, f.tries, f.episode) for f in functions]
   hello = fault, digests, forms
 
   def answer(question: Any) -> list[Any]:

@@ -374,7 +374,7 @@ class Sampled(Exception):
 def sampled(monkeypatch):
   """What the first chunk of an evaluation is sampled with."""
 
-  def sample(this, c, how, params, prompts, key):
+  def sample(this, c, how, params, prompts, key, _):
     raise Sampled(c, how, params, prompts, key)
 
   monkeypatch.setattr(sampling, "sample_heldout", sample)
